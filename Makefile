@@ -1,0 +1,54 @@
+# One command per chore; `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The path is relative because pip splits PIP_CONSTRAINT at spaces. Compiling every module of torch and its kin
+# takes longer than installing them; Python compiles the ones it uses when it first imports them.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --no-compile
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+RECIPE := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: $(DEV) ## build .venv with everything the checks, tests and benchmarks need (instant when nothing changed)
+	@echo '$(VENV) is ready'
+
+demo: $(RUNTIME) ## train allocation, compare it with simpler policies, leave a report under runs/
+	@$(BIN)/etude demo
+
+test: $(DEV) ## run the tests
+	@$(BIN)/python -m pytest -q
+
+check: $(DEV) ## ruff, mypy --strict and the architecture test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src $(wildcard benchmarks)
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: $(DEV) ## run the benchmarks, peers beside ours
+	$(BIN)/python benchmarks/run_all.py
+
+clean: ## remove the environment, caches and builds; runs/ stays
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The demo waits for the runtime alone; the tools come with the first target that needs them.
+$(RUNTIME): $(RECIPE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Etude needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments: install its venv module" >&2; \
+	  echo "(Debian, Ubuntu: apt install python3-venv), then run make again." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) -e '.[train,gym]'
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	$(PIP) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,29 @@
+"""Etude learns the decisions an AI-agent orchestrator makes. Importing it brings no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from etude.serving.runtime import LoadedPolicy
+
+__all__ = ["__version__", "load"]
+
+__version__ = "0.1.0"
+
+
+def load(path: str | Path, *, seed: int = 0) -> LoadedPolicy:
+    """The best policy of a run, ready to act: `etude.load("runs/a").act(observation)`.
+
+    `path` is a run folder, or one checkpoint in it. `seed` starts the draws of `act(…, deterministic=False)`.
+    """
+    from etude.contracts.errors import MissingExtraError
+
+    try:
+        from etude.bootstrap import load_policy
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("etude"):
+            raise
+        raise MissingExtraError(needs=error.name, extra="train") from error
+    return load_policy(Path(path), seed=seed)

@@ -1,0 +1,74 @@
+"""The command line. Importing it brings no torch: each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+import etude
+from etude.cli import config, evaluate, runs, train
+from etude.cli.display import fail
+from etude.contracts.errors import EtudeError, MissingExtraError
+
+app = typer.Typer(
+    name="etude",
+    help="Learns the decisions an AI-agent orchestrator makes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(train.app, name="train")
+app.command("evaluate")(evaluate.evaluate_run)
+app.add_typer(runs.app, name="runs")
+app.add_typer(config.app, name="config")
+if importlib.util.find_spec("etude.cli.demo"):
+    app.command("demo")(importlib.import_module("etude.cli.demo").demo)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(etude.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Exit codes: 0 done, 1 our mistake, 2 something to correct, 130 and 143 interrupted."""
+    try:
+        app(args=args, prog_name="etude")
+        sys.exit(0)
+    except EtudeError as error:
+        fail(str(error))
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("torch", "safetensors", "scipy", "plotly"):
+            _unexpected(error)
+        fail(str(MissingExtraError(needs=error.name, extra="train")))
+        sys.exit(2)
+    except OSError as error:
+        fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        sys.exit(2)
+    except Exception as error:  # a traceback is for those who ask for it
+        _unexpected(error)
+
+
+def _unexpected(error: Exception) -> NoReturn:
+    if os.environ.get("ETUDE_DEBUG"):
+        raise error
+    fail(f"{type(error).__name__}: {error} (unexpected: run with ETUDE_DEBUG=1 for the traceback)")
+    sys.exit(1)

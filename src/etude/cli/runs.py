@@ -1,0 +1,164 @@
+"""`etude runs`: the runs that are there, one run in detail, its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from etude.cli.display import console, duration, setting, sparkline, table
+from etude.contracts.errors import EtudeError, RunError
+
+if TYPE_CHECKING:
+    from etude.learning.runs import RunFolder
+
+app = typer.Typer(no_args_is_help=True, help="List runs, look into one, plot it.")
+
+RunPath = Annotated[Path, typer.Argument(help="The run's folder.", show_default=False)]
+
+
+@app.command("list")
+def list_runs(root: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs")) -> None:
+    """Every run below a folder, newest last."""
+    from etude.learning.runs import find_runs
+
+    found = find_runs(root)
+    if not found:
+        console().print(f"no runs below {escape(str(root))}: `etude train allocation` makes one", soft_wrap=True)
+        return
+    columns = ("run", "problem", "seed", "steps", "budget", "best return", "time", "state")
+    rows = [_row(folder) for folder in found]
+    console().print(table(*columns, rows=rows, right=("seed", "steps", "budget", "best return", "time")))
+
+
+def _row(folder: RunFolder) -> list[str]:
+    try:
+        config, rows = folder.config(), folder.read_metrics()
+        run, world = config["run"], config["allocation"]
+        problem = f"{config['problem']} {world['variant']} {world['agents']}×{world['slots']}"
+        numbers = [f"{_step(rows):,}", f"{run['max_steps']:,}", _best(rows), _time(rows)]
+        return [escape(str(folder.path)), problem, str(run["seed"]), *numbers, _state(folder)]
+    except (EtudeError, KeyError, TypeError) as error:  # one broken run must not hide the others
+        return [escape(str(folder.path)), *["–"] * 6, f"[red]unreadable: {escape(str(error))}[/]"]
+
+
+def _state(folder: RunFolder) -> str:
+    summary = folder.summary()
+    if summary is not None:
+        return f"finished: {summary['stopped']}"
+    return "training" if folder.in_use() else "interrupted"
+
+
+def _step(rows: list[dict[str, Any]]) -> int:
+    return int(rows[-1]["step"]) if rows else 0
+
+
+def _time(rows: list[dict[str, Any]]) -> str:
+    return duration(rows[-1]["wall_s"]) if rows else "–"
+
+
+def _best(rows: list[dict[str, Any]]) -> str:
+    returns = [row["eval_return"] for row in rows if "eval_return" in row]
+    return f"{max(returns):,.1f}" if returns else "–"
+
+
+@app.command()
+def show(run: RunPath) -> None:
+    """Settings that differ from the defaults, progress, evaluations, warnings, and why it stopped."""
+    from etude.bootstrap import find_root
+    from etude.learning.runs import RunFolder
+
+    folder = RunFolder(find_root(run))
+    rows, screen = folder.read_metrics(), console()
+    screen.print(f"[bold]{escape(str(folder.path))}[/]  {_state(folder)}", soft_wrap=True)
+    budget = folder.config()["run"]["max_steps"]
+    screen.print(f"step {_step(rows):,} of {budget:,}, {_time(rows)}, best return {_best(rows)}\n", soft_wrap=True)
+    screen.print(table("setting", "value", "default", rows=_differences(folder)))
+    evaluations = [row for row in rows if "eval_return" in row]
+    if evaluations:
+        screen.print(f"\n[bold]evaluations[/]  {sparkline([row['eval_return'] for row in evaluations])}")
+        screen.print(_evaluations(evaluations))
+    _print_warnings(rows)
+
+
+def _differences(folder: RunFolder) -> list[list[str]]:
+    """Settings otherwise than the variant's defaults; the seed always."""
+    from etude.bootstrap import read_settings
+    from etude.settings import resolve
+
+    settings = read_settings(folder)
+    usual = resolve(flags={"--variant": settings.allocation.variant}).settings.model_dump(mode="json")
+    rows = [["allocation.variant", settings.allocation.variant, ""]]
+    for section, values in settings.model_dump(mode="json").items():
+        pairs = values.items() if isinstance(values, dict) else [("", values)]
+        for name, value in pairs:
+            default = usual[section][name] if name else usual[section]
+            key = f"{section}.{name}" if name else section
+            if value != default or key == "run.seed":
+                rows.append([key, escape(setting(value)), escape(setting(default))])
+    return rows
+
+
+def _evaluations(evaluations: list[dict[str, Any]]) -> Any:
+    best = max(row["eval_return"] for row in evaluations)
+    rows = [
+        [
+            f"{row['step']:,.0f}",
+            f"{row['eval_return']:,.1f}" + (" ★" if row["eval_return"] == best else "  "),
+            *(_percent(row.get(f"eval_{name}")) for name in ("completion_rate", "utilisation", "collaboration")),
+        ]
+        for row in evaluations
+    ]
+    heads = ("step", "return", "completion", "utilisation", "collaboration")
+    return table(*heads, rows=rows, right=heads)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _print_warnings(rows: list[dict[str, Any]]) -> None:
+    from etude.learning.health import ADVICE, Symptom
+
+    found = [
+        (row["step"], name.removeprefix("warning_"), value)
+        for row in rows
+        for name, value in row.items()
+        if name.startswith("warning_")
+    ]
+    for step, name, value in found:
+        advice = ADVICE[Symptom(name)] if name in set(Symptom) else ""
+        told = value if value is None else f"{value:.4g}"
+        console().print(
+            f"[yellow]warning:[/] [bold]{name}[/] at step {step:,.0f} (value {told})\n"
+            f"         what to do: {escape(advice)}",
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def plot(
+    run: RunPath,
+    out: Annotated[Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html")] = None,
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Episodes of the comparison with simpler policies; 0 leaves it out.")
+    ] = 200,
+) -> None:
+    """Write the run's report: learning curves, comparison, what the policy does, training health, settings."""
+    from etude.bootstrap import find_root, read_policy
+    from etude.cli.evaluate import compare
+    from etude.learning.checkpoint import checkpoints
+    from etude.learning.report import write_report
+    from etude.learning.runs import RunFolder
+
+    if out is not None and out.is_dir():
+        raise RunError(
+            f"--out is {str(out)!r}, a folder: give the name of a file, such as {str(out / 'report.html')!r}"
+        )
+    folder = RunFolder(find_root(run))
+    scores, tendencies = None, None
+    if episodes and checkpoints(folder.best):  # a run not evaluated yet has curves, and no policy to compare
+        scores, tendencies = compare(read_policy(folder.path), episodes=episodes)
+    typer.echo(str(write_report(folder, comparison=scores, tendencies=tendencies, out=out)))

@@ -1,0 +1,1 @@
+"""The words every room shares: no I/O, no torch."""

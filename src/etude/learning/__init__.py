@@ -1,0 +1,1 @@
+"""Worlds (and later datasets) in, a better policy out."""

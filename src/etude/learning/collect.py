@@ -1,0 +1,86 @@
+"""Gathers experience: a world and a policy in, a batch of T steps of every environment out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor
+
+from etude.learning.gae import match
+from etude.problems.base import Action, Obs, Policy, World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """T steps of n environments; every tensor (T, n, …)."""
+
+    obs: Obs
+    action: Action
+    log_prob: Tensor
+    value: Tensor
+    next_value: Tensor  # of the state each step led to, before any reset
+    reward: Tensor
+    terminated: Tensor
+    ended: Tensor  # terminated or truncated
+    episodes: Mapping[str, Tensor] = field(default_factory=dict)  # metrics of the episodes that ended, (episodes, …)
+
+
+class Collector:
+    """Steps a world with a policy and remembers where it stopped. Buffers are made once and overwritten."""
+
+    def __init__(self, world: World, *, steps: int, seed: int) -> None:
+        self.world, self.steps = world, steps
+        self.generator = Generator(world.device).manual_seed(seed)
+        self.obs = world.reset(seed)
+        self._buffer: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def collect(self, policy: Policy) -> Batch:
+        """Overwrites the batch it returned before."""
+        ended_at: list[tuple[int, Obs]] = []
+        episodes: list[Mapping[str, Tensor]] = []
+        for t in range(self.steps):
+            decision = policy.act(self.obs, generator=self.generator)
+            step = self.world.step(decision.action)
+            self._write("obs", t, self.obs)
+            self._write("action", t, decision.action)
+            ended = step.terminated | step.truncated
+            scalars = {"log_prob": decision.log_prob, "value": decision.value, "reward": step.reward}
+            self._write("", t, {**scalars, "terminated": step.terminated, "ended": ended})
+            if step.final_obs is not None:
+                ended_at.append((t, step.final_obs))
+                episodes.append({name: value[ended] for name, value in step.metrics.items()})
+            self.obs = step.obs
+
+        value, ended = self._buffer["value"], self._buffer["ended"]
+        next_value = torch.cat([value[1:], policy.value(self.obs)[None]])
+        for t, final_obs in ended_at:
+            next_value[t] = torch.where(match(ended, value)[t], policy.value(final_obs), next_value[t])
+        return Batch(
+            obs=self._named("obs"),
+            action=self._named("action"),
+            next_value=next_value,
+            episodes={name: torch.cat([e[name] for e in episodes]) for name in episodes[0]} if episodes else {},
+            **{name: self._buffer[name] for name in ("log_prob", "value", "reward", "terminated", "ended")},
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        world = {f"world.{name}": value for name, value in self.world.state_dict().items()}
+        return {**world, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.world.load_state_dict({n.removeprefix("world."): v for n, v in state.items() if n.startswith("world.")})
+        self.generator.set_state(state["generator"].cpu())
+        self.obs = self.world.observe()
+
+    def _write(self, group: str, t: int, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            key = f"{group}.{name}" if group else name
+            if key not in self._buffer:
+                self._buffer[key] = value.new_empty((self.steps, *value.shape))
+            self._buffer[key][t].copy_(value)
+
+    def _named(self, group: str) -> dict[str, Tensor]:
+        return {key.removeprefix(f"{group}."): v for key, v in self._buffer.items() if key.startswith(f"{group}.")}

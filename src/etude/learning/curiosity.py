@@ -1,0 +1,87 @@
+"""Curiosity by random network distillation (Burda et al., 2018): what a small network cannot yet predict is new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from etude.problems.base import Obs
+
+
+class Curiosity:
+    """Predicts a fixed random network's features of an observation; the error is the bonus."""
+
+    def __init__(self, *, device: torch.device | str = "cpu", seed: int = 0, features: int = 32, lr: float = 1e-3) -> None:
+        self.device, self.features, self.lr, self.seed = torch.device(device), features, lr, seed
+        self.target: nn.Module | None = None  # made when the first observation shows its width
+        self.predictor: nn.Module
+        self.optimizer: torch.optim.Adam
+        self.center: Tensor
+        self.spread: Tensor
+
+    @torch.no_grad()
+    def bonus(self, obs: Obs) -> Tensor:
+        """Observations (T, n, …) to bonuses (T, n), about 1 on the average of the batch."""
+        x = self._read(obs)
+        error = self._error(x)
+        return (error / error.mean().clamp(min=1e-8)).view(next(iter(obs.values())).shape[:2])
+
+    def learn(self, obs: Obs, *, minibatch: int = 1024) -> float:
+        """One pass over the batch; returns the mean error."""
+        x, total = self._read(obs), 0.0
+        for part in x.split(minibatch):
+            loss = self._error(part).mean()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimizer.step()
+            total += float(loss) * len(part)
+        return total / len(x)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        if self.target is None:
+            return {}
+        state = {"center": self.center, "spread": self.spread}
+        state |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
+        state |= {f"predictor.{name}": value for name, value in self.predictor.state_dict().items()}
+        for i, slots in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{i}.{name}": value for name, value in slots.items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if not state:
+            return
+        self._build(len(state["center"]))
+        assert self.target is not None
+        self.center, self.spread = state["center"].to(self.device), state["spread"].to(self.device)
+        for name, module in (("target.", self.target), ("predictor.", self.predictor)):
+            module.load_state_dict({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
+        optimizer = self.optimizer.state_dict()
+        for key in (k for k in state if k.startswith("optimizer.")):
+            _, i, slot = key.split(".")
+            optimizer["state"].setdefault(int(i), {})[slot] = state[key].clone()
+        self.optimizer.load_state_dict(optimizer)
+
+    def _read(self, obs: Obs) -> Tensor:
+        """Numbers (T·n, width), scaled once and for all by the first batch."""
+        x = torch.cat([v.flatten(0, 1).flatten(1).float() for v in obs.values() if v.is_floating_point()], 1)
+        if self.target is None:
+            self._build(x.shape[1])
+            self.center, self.spread = x.mean(0), x.std(0).clamp(min=1e-3)
+        return ((x - self.center) / self.spread).clamp(-5, 5)
+
+    def _build(self, width: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self.target = _network(width, self.features).to(self.device).requires_grad_(False)
+            self.predictor = _network(width, self.features).to(self.device)
+        self.optimizer = torch.optim.Adam(self.predictor.parameters(), lr=self.lr)
+
+    def _error(self, x: Tensor) -> Tensor:
+        assert self.target is not None
+        return (self.predictor(x) - self.target(x)).square().mean(1)
+
+
+def _network(width: int, features: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, features))

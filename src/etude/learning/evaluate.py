@@ -1,0 +1,104 @@
+"""How good a policy is: whole episodes on seeds of their own, means with intervals, and what the agents did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Generator
+
+from etude.problems.base import Action, Actor, Obs, Policy, Problem
+
+EVALUATION_SEED = 1_000_003
+"""Far from any training seed, and the same for all: policies are compared on the same episodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What `episodes` whole episodes gave. Means are over episodes; the interval is a 95 % t-interval."""
+
+    episodes: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    metrics: dict[str, float]  # completion_rate, utilisation, …: one mean each
+    returns: list[float]  # of every episode, in the order of seeds: pairs with another policy's
+    taken: list[list[float]] | None = None  # tasks an episode by agent and type
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes,
+            "mean_return": self.mean,
+            "return_std": self.std,
+            "return_ci95": [self.low, self.high],
+            **self.metrics,
+        }
+
+
+@torch.no_grad()
+def evaluate(
+    problem: Problem,
+    actor: Actor,
+    *,
+    episodes: int,
+    seed: int = EVALUATION_SEED,
+    device: torch.device | str = "cpu",
+) -> Score:
+    """Plays each of `episodes` environments once, all at the same time."""
+    world = problem.world(episodes, device=device)
+    generator = Generator(world.device).manual_seed(seed)
+    obs = world.reset(seed)
+    waiting = torch.ones(episodes, dtype=torch.bool, device=world.device)
+    results: dict[str, torch.Tensor] = {}
+    while waiting.any():
+        step = world.step(actor(obs, generator))
+        obs = step.obs
+        if step.final_obs is None:
+            continue
+        first = waiting & (step.terminated | step.truncated)  # an environment counts with its first episode
+        for name, value in step.metrics.items():
+            results.setdefault(name, torch.zeros_like(value))[first] = value[first]
+        waiting &= ~first
+    returns = results.pop("return").double().cpu().numpy()
+    taken = results.pop("taken", None)
+    low, high = interval(returns)
+    return Score(
+        episodes=episodes,
+        mean=float(returns.mean()),
+        std=float(returns.std(ddof=1)) if episodes > 1 else 0.0,
+        low=low,
+        high=high,
+        metrics={name: float(value.double().mean()) for name, value in results.items() if name != "whole"},
+        returns=returns.tolist(),
+        taken=None if taken is None else taken.double().mean(0).tolist(),
+    )
+
+
+def interval(x: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean; a single number has none and gives itself."""
+    if len(x) < 2 or x.std() == 0:
+        return float(x.mean()), float(x.mean())
+    low, high = stats.t.interval(confidence, len(x) - 1, loc=x.mean(), scale=stats.sem(x))
+    return float(low), float(high)
+
+
+def greedy(policy: Policy) -> Actor:
+    """The policy's most probable action."""
+
+    def act(obs: Obs, generator: Generator) -> Action:
+        return policy.act(obs, greedy=True).action
+
+    return act
+
+
+def sampled(policy: Policy) -> Actor:
+    """Actions drawn as in training."""
+
+    def act(obs: Obs, generator: Generator) -> Action:
+        return policy.act(obs, generator=generator).action
+
+    return act

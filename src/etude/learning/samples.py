@@ -1,0 +1,84 @@
+"""Samples as a loss takes them, and the replay of a gradient step over them as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from etude.problems.base import Action, Obs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """Independent samples (b, …) as the loss takes them."""
+
+    obs: Obs
+    action: Action
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    returns: Tensor
+    weight: Tensor
+
+    def take(self, index: Tensor, weight: Tensor) -> Samples:
+        return Samples(
+            obs={name: value[index] for name, value in self.obs.items()},
+            action={name: value[index] for name, value in self.action.items()},
+            log_prob=self.log_prob[index],
+            value=self.value[index],
+            advantage=self.advantage[index],
+            returns=self.returns[index],
+            weight=weight,
+        )
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.obs.values()
+        yield from self.action.values()
+        yield from (self.log_prob, self.value, self.advantage, self.returns, self.weight)
+
+
+class CapturedStep:
+    """A gradient step whose hundreds of small kernels are launched as one: the host is no longer what limits a GPU.
+
+    A graph reads fixed addresses, so samples and indices are copied into tensors of its own. The first steps run as
+    written, which also lets libraries allocate what a capture may not.
+    """
+
+    def __init__(self, step: Callable[[Samples, Tensor, Tensor], Tensor], warm_up: int = 3) -> None:
+        self._step, self._left = step, warm_up
+        self._stream = torch.cuda.Stream()
+        self._samples: Samples | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._index = self._weight = self._metrics = torch.empty(0)
+
+    def load(self, samples: Samples) -> Samples:
+        """The samples at the addresses the graph reads."""
+        if self._samples is None or len(self._samples.log_prob) != len(samples.log_prob):
+            self._samples, self._graph = samples, None
+        else:
+            for ours, new in zip(self._samples.tensors(), samples.tensors(), strict=True):
+                ours.copy_(new)
+        return self._samples
+
+    def __call__(self, samples: Samples, index: Tensor, weight: Tensor) -> Tensor:
+        if self._left > 0:
+            self._left -= 1
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                metrics = self._step(samples, index, weight)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return metrics
+        if self._graph is None:
+            self._index, self._weight = index.clone(), weight.clone()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._metrics = self._step(samples, self._index, self._weight)
+        elif len(index) != len(self._index):
+            return self._step(samples, index, weight)
+        self._index.copy_(index)
+        self._weight.copy_(weight)
+        self._graph.replay()
+        return self._metrics.clone()

@@ -1,0 +1,267 @@
+"""Where the metrics of a run go: a JSONL file always; TensorBoard, Weights & Biases and MLflow when asked for.
+
+A run continued from the checkpoint of step N opens its trackers with `resume_step=N` and logs the steps after N anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Literal, Protocol
+
+from etude.contracts.errors import ConfigError, MissingExtraError, RunError
+
+Metrics = Mapping[str, float | str]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+METRICS_FILE = "metrics.jsonl"
+PROJECT = "etude"  # what W&B and MLflow file runs under
+
+
+class Tracker(Protocol):
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Keep the metrics of a step: once a step, and steps grow."""
+
+    def close(self) -> None:
+        """Finish what is under way."""
+
+
+def make_trackers(run_folder: Path, names: Sequence[TrackerName] = (), resume_step: int | None = None) -> list[Tracker]:
+    """The JSONL tracker, then those named. `resume_step` is None for a new run."""
+    if unknown := [name for name in names if name not in TRACKERS]:
+        raise ConfigError(f"unknown tracker {unknown[0]!r}: choose among {', '.join(TRACKERS)}")
+    trackers: list[Tracker] = []
+    try:
+        trackers.append(JsonlTracker(run_folder / METRICS_FILE, resume_step=resume_step))
+        for name in dict.fromkeys(names):
+            trackers.append(TRACKERS[name](run_folder, resume_step))
+    except BaseException:
+        for tracker in trackers:
+            tracker.close()
+        raise
+    return trackers
+
+
+class JsonlTracker:
+    """One strict JSON object a line: `step`, `wall_s` (seconds of training so far), then the metrics.
+
+    A line is handed to the system as it is logged, so it survives the death of the process. NaN and infinity, for
+    which JSON has no number, become the strings "NaN", "Infinity" and "-Infinity".
+    """
+
+    def __init__(
+        self, path: Path, *, resume_step: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`resume_step` drops the lines after that step (−1: all) and a torn one; without it the file must be new."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        wall_s = 0.0
+        if resume_step is not None:
+            wall_s = _cut_after(path, resume_step)
+        elif path.exists() and path.stat().st_size:
+            raise RunError(f"{path} already holds the metrics of a run: continue that run or choose another folder")
+        self._clock, self._began = clock, clock() - wall_s
+        self._file = path.open("ab")
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        assert not {"step", "wall_s"} & set(metrics), "step and wall_s are the tracker's own"
+        line = {"step": step, "wall_s": round(self._clock() - self._began, 3)}
+        text = json.dumps(line | {name: _to_json(value) for name, value in metrics.items()}, allow_nan=False)
+        self._file.write(text.encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file, numbers as they were logged. A line torn by the death of its writer is left out."""
+    return [{name: _from_json(value) for name, value in record.items()} for _, record in _lines(path)]
+
+
+def _cut_after(path: Path, step: int) -> float:
+    """Remove the lines after `step`; returns the `wall_s` reached. At any moment the file is the old or the new one."""
+    if not path.exists():
+        return 0.0
+    kept = [(line, record) for line, record in _lines(path) if record["step"] <= step]
+    content = b"".join(line for line, _ in kept)
+    if path.stat().st_size != len(content):
+        draft = path.with_name(f".{path.name}.draft")
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    return max((float(record.get("wall_s", 0)) for _, record in kept), default=0.0)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line as it stands and as it reads. Only a line that is not the last can be no one's interrupted work."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        record = _parsed(line)
+        if record is None and number < len(lines):
+            raise RunError(f"{path}, line {number} is not a JSON object with a step: {line[:60]!r}. Remove that line")
+        if record is not None:
+            yield line, record
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if whole else None
+
+
+def _to_json(value: float | str) -> float | str:
+    if isinstance(value, str | int):
+        return value
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _from_json(value: Any) -> Any:
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+class TensorBoardTracker:
+    """Event files in the run's `tensorboard` folder, flushed at every step; `tensorboard --logdir runs` shows them."""
+
+    def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
+        _library("tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        # TensorBoard hides what an interrupted run logged from this step on.
+        purge = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(run_folder / "tensorboard"), purge_step=purge)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, value, step)
+            else:
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    """A W&B run, its files in the run's `wandb` folder; WANDB_MODE=offline needs no account and no network.
+
+    W&B takes no step twice: of a resumed run it keeps what it already has.
+    """
+
+    def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
+        wandb = _library("wandb")
+        run_folder.mkdir(parents=True, exist_ok=True)
+        identity = _Identity(run_folder / "wandb-id.txt", resume_step)
+        with _translated(wandb.errors.Error, "W&B", "`wandb login`, or WANDB_MODE=offline, may help"):
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                name=run_folder.resolve().name,
+                dir=run_folder,
+                id=identity.known or identity.keep(token_hex(4)),
+                resume="allow" if identity.known else None,
+                settings=wandb.Settings(console="off"),  # the terminal belongs to the progress display
+            )
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        if step >= self._run.starting_step:
+            self._run.log(dict(metrics), step=step, commit=True)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowTracker:
+    """An MLflow run, at MLFLOW_TRACKING_URI or else in the run's own `mlflow.db`; strings become tags.
+
+    MLflow forgets nothing: of a resumed run it keeps what it already has.
+    """
+
+    def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
+        mlflow = _library("mlflow")
+        run_folder.mkdir(parents=True, exist_ok=True)
+        own = f"sqlite:///{(run_folder / 'mlflow.db').resolve()}"
+        identity = _Identity(run_folder / "mlflow-id.txt", resume_step)
+        self._metric, self._error = mlflow.entities.Metric, mlflow.exceptions.MlflowException
+        with self._translated():
+            self._client = mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or own)
+            self._run_id = identity.known or identity.keep(self._new_run(run_folder))
+            self._client.update_run(self._run_id, status="RUNNING")
+            self._last_step = self._step_reached()
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        if step <= self._last_step:
+            return
+        now_ms = int(time.time() * 1000)
+        numbers = {name: float(value) for name, value in metrics.items() if not isinstance(value, str)}
+        with self._translated():
+            rows = [self._metric(name, value, now_ms, step) for name, value in numbers.items()]
+            self._client.log_batch(self._run_id, metrics=rows)
+            for name in metrics.keys() - numbers.keys():
+                self._client.set_tag(self._run_id, name, metrics[name])
+
+    def close(self) -> None:
+        with self._translated():
+            self._client.set_terminated(self._run_id)
+
+    def _new_run(self, run_folder: Path) -> str:
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
+        run = self._client.create_run(experiment_id, run_name=run_folder.resolve().name)
+        return str(run.info.run_id)
+
+    def _step_reached(self) -> int:
+        names = self._client.get_run(self._run_id).data.metrics
+        histories = (self._client.get_metric_history(self._run_id, name) for name in names)
+        return max((int(point.step) for history in histories for point in history), default=-1)
+
+    def _translated(self) -> Any:
+        return _translated(self._error, "MLflow", "check MLFLOW_TRACKING_URI and that its server is up")
+
+
+TRACKERS: dict[TrackerName, Callable[[Path, int | None], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+}
+
+
+class _Identity:
+    """The id under which a service knows this run, kept in the run folder so that a resumed run is the same one."""
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        self.path = path
+        self.known = path.read_text("utf-8").strip() if resume_step is not None and path.exists() else ""
+
+    def keep(self, identity: str) -> str:
+        self.path.write_text(identity, "utf-8")
+        return identity
+
+
+def _library(name: TrackerName) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(needs=name, extra=name) from error
+
+
+@contextmanager
+def _translated(errors: type[Exception], service: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except errors as error:
+        raise RunError(f"{service} failed: {error}. {hint}") from error

@@ -1,0 +1,1 @@
+"""Who takes which task, how much of their capacity it gets, and who works together."""

@@ -1,0 +1,294 @@
+"""Policies for allocation: observation in, a decision for every agent out.
+
+`MLPPolicy` reads everything as one vector of fixed size, as in the source document. `EntityPolicy` reads agents and
+tasks as two sets, so its weights fit any number of either, and points at the task an agent takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from torch import Generator, Tensor, nn
+
+from etude.problems.allocation.matched import LONGEST, WORK
+from etude.problems.allocation.world import COLUMNS, TASK_TYPES, AllocationConfig
+from etude.problems.base import Action, Decision, Evaluation, Obs
+from etude.problems.distributions import Beta, Distribution, Gaussian, Levels, Threshold, gumbel
+
+DISTRIBUTIONS: dict[str, tuple[Distribution, Distribution, Distribution]] = {
+    "mixed": (Threshold(), Levels(), Threshold()),
+    "beta": (Beta(), Beta(), Beta()),
+    "gaussian": (Gaussian(), Gaussian(), Gaussian()),
+}
+"""What accept, allocate and collaborate are drawn from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """The policy and value networks."""
+
+    kind: Literal["auto", "mlp", "entity"] = "auto"
+    """`mlp` for one size of problem, `entity` for any; `auto` takes mlp for document, entity for matched."""
+    hidden: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (64, 64)
+    """Widths of the hidden layers of each trunk; the document has (256, 256, 128)."""
+    shared: bool = False
+    """One trunk for policy and value instead of two."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Non-linearity after each hidden layer; the document has relu."""
+    norm: Literal["none", "layer", "batch"] = "none"
+    """Normalisation before each non-linearity."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of hidden units silenced while learning."""
+    init: Literal["orthogonal", "xavier"] = "orthogonal"
+    """How weights start; either way the policy starts near uniform."""
+    distribution: Literal["mixed", "beta", "gaussian"] = "mixed"
+    """What actions are drawn from; `mixed` is yes/no for thresholds and levels for proportions."""
+    normalise: bool = True
+    """Scale observations by their running mean and deviation."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the matrix products; weights, normalisation and losses stay in float32."""
+
+
+class MLPPolicy(nn.Module):
+    """Separate (or one shared) fully connected trunks over the flattened observation."""
+
+    def __init__(self, problem: AllocationConfig, config: NetworkConfig) -> None:
+        super().__init__()
+        agents, slots = problem.agents, problem.slots
+        self.agents, self.half = agents, config.precision == "bfloat16"
+        self.columns = DISTRIBUTIONS[config.distribution]
+        self.sizes = [column.size for column in self.columns]
+        width = 7 * agents + 5 * slots + agents**2
+        self.scale = RunningScale(width) if config.normalise else None
+        self.actor = trunk(width, config)
+        self.critic = None if config.shared else trunk(width, config)
+        self.policy_head = linear(config.hidden[-1], agents * sum(self.sizes), config, gain=0.01)
+        self.value_head = linear(config.hidden[-1], 1, config, gain=1.0)
+
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+        raw, value = self._forward(self._flat(obs))
+        parts = raw.split(self.sizes, -1)
+        action = {
+            name: column.mode(part) if greedy else column.sample(part, generator)
+            for name, column, part in zip(COLUMNS, self.columns, parts, strict=True)
+        }
+        return Decision(action=action, log_prob=self._log_prob(parts, action), value=value)
+
+    def evaluate(self, obs: Obs, action: Action) -> Evaluation:
+        raw, value = self._forward(self._flat(obs))
+        parts = raw.split(self.sizes, -1)
+        entropy = sum(column.entropy(part).sum(1) for column, part in zip(self.columns, parts, strict=True))
+        assert isinstance(entropy, Tensor)
+        return Evaluation(log_prob=self._log_prob(parts, action), entropy=entropy, value=value)
+
+    def value(self, obs: Obs) -> Tensor:
+        return self._forward(self._flat(obs))[1]
+
+    def observed(self, obs: Obs) -> None:
+        if self.scale is not None:
+            self.scale.update(flatten(obs))
+
+    def _flat(self, obs: Obs) -> Tensor:
+        x = flatten(obs)
+        return x if self.scale is None else self.scale(x)
+
+    def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
+            features = self.actor(x)
+            raw = self.policy_head(features)
+            value = self.value_head(features if self.critic is None else self.critic(x))
+        return raw.float().view(len(x), self.agents, -1), value.float()[:, 0]  # (n, agents, Σ sizes), (n,)
+
+    def _log_prob(self, parts: tuple[Tensor, ...], action: Action) -> Tensor:
+        total = sum(
+            column.log_prob(part, action[name]).sum(1)
+            for name, column, part in zip(COLUMNS, self.columns, parts, strict=True)
+        )
+        assert isinstance(total, Tensor)
+        return total
+
+
+class EntityPolicy(nn.Module):
+    """Agents and tasks are sets: each is embedded alone, learns of the others by pooling, and agents point at tasks.
+
+    In `matched`, agents choose in index order and a chosen slot is masked for those after, so no two take the same.
+    """
+
+    def __init__(self, problem: AllocationConfig, config: NetworkConfig) -> None:
+        super().__init__()
+        self.points, self.half = problem.variant == "matched", config.precision == "bfloat16"
+        agent_width, task_width = (10, 8) if self.points else (7, 5)
+        d = config.hidden[-1]
+        self.agent_scale = RunningScale(agent_width + 2) if config.normalise else None
+        self.task_scale = RunningScale(task_width) if config.normalise else None
+        self.agent_trunk, self.task_trunk = trunk(agent_width + 2, config), trunk(task_width, config)
+        self.mix = trunk(4 * d, config)
+        self.query = linear(d, d, config, gain=1.0)
+        self.key = linear(d, d, config, gain=0.1)
+        self.urgency = linear(d, 1, config, gain=0.01)
+        self.fit = linear(d, 3, config, gain=0.01)  # what an agent makes of how a task fits it
+        self.allocate, self.collaborate = Levels(), Threshold()
+        self.sizes = [1, self.allocate.size, self.collaborate.size]  # accept: to wait, or a threshold in `document`
+        self.policy_head = linear(d, sum(self.sizes), config, gain=0.01)
+        self.value_trunk = trunk(4 * d, config)
+        self.value_head = linear(d, 1, config, gain=1.0)
+
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+        logits, parts, value = self._forward(obs)
+        if self.points:
+            noise = torch.zeros_like(logits) if greedy else gumbel(logits, generator)
+            accept = _choose_in_turn(logits + noise)
+        else:
+            accept = Threshold().mode(parts[0]) if greedy else Threshold().sample(parts[0], generator)
+        action = {"accept": accept}
+        for name, column, part in (("allocate", self.allocate, parts[1]), ("collaborate", self.collaborate, parts[2])):
+            action[name] = column.mode(part) if greedy else column.sample(part, generator)
+        log_prob, _ = self._judge(logits, parts, action)
+        return Decision(action=action, log_prob=log_prob, value=value)
+
+    def evaluate(self, obs: Obs, action: Action) -> Evaluation:
+        logits, parts, value = self._forward(obs)
+        log_prob, entropy = self._judge(logits, parts, action)
+        return Evaluation(log_prob=log_prob, entropy=entropy, value=value)
+
+    def value(self, obs: Obs) -> Tensor:
+        return self._forward(obs)[2]
+
+    def observed(self, obs: Obs) -> None:
+        if self.agent_scale is not None and self.task_scale is not None:
+            agents, tasks = self._read(obs)
+            self.agent_scale.update(agents.flatten(0, 1))
+            self.task_scale.update(tasks[tasks[..., 0] > 0])
+
+    def _forward(self, obs: Obs) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """Pointer logits (n, agents, slots + 1), raw outputs an agent, value (n, agents)."""
+        agents, tasks = self._read(obs)
+        there = (tasks[..., :1] > 0).float()  # (n, slots, 1)
+        if self.agent_scale is not None and self.task_scale is not None:
+            agents, tasks = self.agent_scale(agents), self.task_scale(tasks)
+        with torch.autocast(agents.device.type, torch.bfloat16, enabled=self.half):
+            a = self.agent_trunk(agents)  # (n, agents, d)
+            t = self.task_trunk(tasks) * there  # (n, slots, d)
+            crowd = t.sum(1) / 8  # how much waits, of which kind
+            typical = t.sum(1) / there.sum(1).clamp(min=1)
+            context = torch.cat([a.mean(1), typical, crowd], 1)  # (n, 3 d)
+            each = torch.cat([a, context[:, None].expand(-1, a.shape[1], -1)], 2)  # (n, agents, 4 d)
+            mixed = self.mix(each)
+            raw = self.policy_head(mixed)
+            value = self.value_head(self.value_trunk(each))
+            if self.points:
+                scores = self.query(mixed) @ self.key(t).mT / t.shape[-1] ** 0.5 + self.urgency(t).mT
+                scores = scores + (_fit(obs) * self.fit(mixed)[:, :, None]).sum(3)
+        parts = raw.float().split(self.sizes, -1)
+        if not self.points:
+            return parts[0], parts, value.float()[..., 0]
+        scores = scores.float().masked_fill(~obs["legal"][..., :-1], -torch.inf)
+        # Relative to all slots together: whether to take is one choice, which to take another.
+        wait = parts[0] + scores.logsumexp(2, keepdim=True).clamp(min=-10)
+        return torch.cat([scores, wait], 2), parts, value.float()[..., 0]  # (n, agents, slots + 1)
+
+    def _read(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Features of agents, their rows of the matrix summed up, and of tasks, whether one is there first."""
+        matrix = obs["matrix"]
+        rows = torch.stack([matrix.mean(2), matrix.amax(2)], 2)
+        tasks = obs["tasks"] if self.points else obs["tasks"][..., [3, 0, 1, 2, 4]]
+        return torch.cat([obs["agents"], rows], 2), tasks
+
+    def _judge(self, logits: Tensor, parts: tuple[Tensor, ...], action: Action) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (n, agents) of each agent's part."""
+        if self.points:
+            log_p = logits.masked_fill(_taken_before(action["accept"], logits.shape[2]), -torch.inf).log_softmax(2)
+            log_prob = log_p.gather(2, action["accept"][..., None])[..., 0]
+            entropy = -(log_p.exp() * log_p.clamp(min=-1e9)).sum(2)
+        else:
+            log_prob = Threshold().log_prob(parts[0], action["accept"])
+            entropy = Threshold().entropy(parts[0])
+        for name, column, part in (("allocate", self.allocate, parts[1]), ("collaborate", self.collaborate, parts[2])):
+            log_prob = log_prob + column.log_prob(part, action[name])
+            entropy = entropy + column.entropy(part)
+        return log_prob, entropy
+
+
+def _fit(obs: Obs) -> Tensor:
+    """How each task suits each agent (n, agents, slots, 3): expertise, expertise·priority, time to spare when done."""
+    agents, tasks = obs["agents"], obs["tasks"]
+    types = len(TASK_TYPES)
+    match = agents[..., -types:] @ tasks[..., -types:].mT  # (n, agents, slots)
+    pace = (match * agents[..., :1]).clamp(min=0.05)
+    spare = tasks[:, None, :, 3] - tasks[:, None, :, 1] / pace * (WORK / LONGEST)  # in units of LONGEST steps
+    return torch.stack([match, match * tasks[:, None, :, 2], spare.clamp(-1, 1)], 3)
+
+
+def _choose_in_turn(scores: Tensor) -> Tensor:
+    """Agents in index order take their best slot left; (n, agents, slots + 1) to (n, agents). Waiting is never taken."""
+    n, agents, choices = scores.shape
+    chosen = torch.empty((n, agents), dtype=torch.long, device=scores.device)
+    gone = torch.zeros((n, choices), device=scores.device)
+    for i in range(agents):
+        chosen[:, i] = (scores[:, i] + gone).argmax(1)
+        gone.scatter_(1, chosen[:, i : i + 1], -torch.inf)
+        gone[:, -1] = 0
+    return chosen
+
+
+def _taken_before(accept: Tensor, choices: int) -> Tensor:
+    """Slots that agents of a lower index took; (n, agents) to bool (n, agents, slots + 1)."""
+    taken = torch.zeros((*accept.shape, choices), device=accept.device).scatter_(2, accept[..., None], 1.0)
+    taken[..., -1] = 0
+    return (taken.cumsum(1) - taken) > 0
+
+
+class RunningScale(nn.Module):
+    """Centres and scales by the mean and deviation of all that was observed; part of the weights, so it is saved too."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("var", torch.ones(width))
+        self.register_buffer("count", torch.zeros(()))
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Chan's parallel update with a batch (n, width)."""
+        var, mean = torch.var_mean(x, 0, correction=0)
+        total = self.count + len(x)
+        delta, share = mean - self.mean, len(x) / total
+        self.var.copy_(self.var * (1 - share) + var * share + delta**2 * share * (1 - share))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) * (self.var + 1e-6).rsqrt()).clamp(-10, 10)
+
+
+def flatten(obs: Obs) -> Tensor:
+    """The document's observation vector (n, 7·agents + 5·slots + agents²)."""
+    return torch.cat([obs["agents"].flatten(1), obs["tasks"].flatten(1), obs["matrix"].flatten(1)], 1)
+
+
+def trunk(width: int, config: NetworkConfig) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for out in config.hidden:
+        layers.append(linear(width, out, config, gain=2**0.5))
+        if config.norm != "none":
+            layers.append(nn.LayerNorm(out) if config.norm == "layer" else nn.BatchNorm1d(out))
+        layers.append(nn.Tanh() if config.activation == "tanh" else nn.ReLU())
+        if config.dropout:
+            layers.append(nn.Dropout(config.dropout))
+        width = out
+    return nn.Sequential(*layers)
+
+
+def linear(width: int, out: int, config: NetworkConfig, *, gain: float) -> nn.Linear:
+    layer = nn.Linear(width, out)
+    init = nn.init.orthogonal_ if config.init == "orthogonal" else nn.init.xavier_uniform_
+    init(layer.weight, gain=gain)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,86 @@
+"""A comparison says no more than its numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from etude.learning.comparison import contenders, difference, interpret, strongest
+from etude.learning.evaluate import Score, evaluate, interval
+from etude.problems.allocation.problem import AllocationProblem
+from etude.problems.allocation.world import AllocationConfig
+
+
+def make_score(returns: list[float] | np.ndarray, **metrics: float) -> Score:
+    values = np.asarray(returns, dtype=float)
+    low, high = interval(values)
+    return Score(
+        episodes=len(values),
+        mean=float(values.mean()),
+        std=float(values.std(ddof=1)),
+        low=low,
+        high=high,
+        metrics=metrics,
+        returns=values.tolist(),
+    )
+
+
+def test_the_difference_is_paired_by_episode() -> None:
+    episodes = np.random.default_rng(0).normal(1000, 300, 40)
+    luck = np.random.default_rng(1).normal(0, 1, 40)
+    mean, low, high = difference(make_score(episodes + 5 + luck), make_score(episodes))
+    assert mean == pytest.approx(5 + luck.mean())
+    assert 4 < low < mean < high < 6  # the episodes' own deviation of 300 does not count
+
+
+def test_of_different_episodes_it_is_not() -> None:
+    a, b = make_score([10.0, 20.0] * 20), make_score([0.0, 2.0] * 10)
+    mean, low, high = difference(a, b)
+    assert mean == 14
+    assert high - mean == pytest.approx(1.96 * np.sqrt(a.std**2 / 40 + b.std**2 / 20))
+    assert low == pytest.approx(2 * mean - high)
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [(30, "better than"), (-30, "worse than"), (4, "not distinguishable from"), (-4, "not distinguishable from")],
+)
+def test_the_verdict_follows_from_the_interval(gain: float, verdict: str) -> None:
+    rng = np.random.default_rng(2)
+    scripted = rng.normal(1500, 50, 200)
+    noise = rng.normal(0, 40, 200)
+    scores = {"policy": make_score(scripted + gain + noise - noise.mean()), "scripted": make_score(scripted)}
+    (told,) = interpret(scores)
+    assert f", {verdict} scripted with" in told
+
+
+def test_the_strongest_rival_is_no_chance_policy_where_there_is_another() -> None:
+    weak, strong = make_score([1.0, 2.0]), make_score([8.0, 9.0])
+    assert strongest({"policy": weak, "random": strong, "greedy": weak, "untrained": strong}) == "greedy"
+    assert strongest({"policy": weak, "random": weak, "untrained": strong}) == "untrained"
+    assert strongest({"policy": weak}) is None
+    assert strongest({}) is None
+    assert interpret({"policy": weak}) == interpret({}) == []
+
+
+def test_only_habits_that_differ_from_chance_are_named() -> None:
+    policy = make_score([100.0, 110.0], collaboration=0.9, specialisation=0.06, utilisation=0.5)
+    chance = make_score([50.0, 55.0], collaboration=0.1, specialisation=0.05)
+    told = interpret({"policy": policy, "random": chance})[1].replace("\N{NO-BREAK SPACE}", " ")
+    assert told == "That is 2.0 times what random choice returns; what differs: collaboration 90 % (random 10 %)."
+    loss = make_score([-50.0, -55.0])
+    assert interpret({"policy": policy, "random": loss})[1] == "That is +158 beside random choice."
+
+
+@pytest.mark.parametrize("variant", ["document", "matched"])
+def test_all_contenders_play(variant: str) -> None:
+    problem = AllocationProblem(config=AllocationConfig(variant=variant, agents=3, slots=5, horizon=6))  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    policy = problem.policy().train(False)
+    before = torch.get_rng_state()
+    actors = contenders(problem, policy, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert list(actors) == ["policy", *problem.baselines(), "untrained"]
+    for actor in actors.values():
+        assert len(evaluate(problem, actor, episodes=4).returns) == 4

@@ -1,0 +1,273 @@
+"""Settings: which source wins, where a value came from, and what wrong ones are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude import settings as module
+from etude.contracts.errors import ConfigError
+from etude.learning.ppo import DOCUMENT
+from etude.settings import Settings, describe, resolve, restore
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "etude.yaml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def refusal(**sources: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        resolve(**sources)
+    return str(refused.value)
+
+
+def test_without_sources_everything_is_default() -> None:
+    resolved = resolve()
+    assert resolved.settings == Settings()
+    assert set(resolved.origins.values()) == {"default"}
+
+
+def test_every_setting_has_an_origin_and_a_line_of_documentation() -> None:
+    keys = set(resolve().origins)
+    dumped = Settings().model_dump(mode="json")
+    nested = {f"{s}.{name}" for s, values in dumped.items() if isinstance(values, dict) for name in values}
+    assert keys == nested | {"curriculum"}
+    assert [field.key for field in module.fields() if not field.doc] == []
+
+
+def test_each_source_wins_over_those_before_it(tmp_path: Path) -> None:
+    file = write(tmp_path, "ppo:\n  lr: 0.2\n  epochs: 2\n  steps: 2\n  envs: 2\n")
+    resolved = resolve(
+        preset="document",
+        config=file,
+        environ={"ETUDE_PPO__EPOCHS": "3", "ETUDE_PPO__STEPS": "3", "ETUDE_PPO__ENVS": "3", "HOME": "/"},
+        flags={"--seed": 4, "--agents": None},
+        assignments=["ppo.steps=4", "ppo.envs=4", "ppo.envs=5"],
+    )
+    ppo, origins = resolved.settings.ppo, resolved.origins
+    assert (ppo.minibatch, ppo.lr, ppo.epochs, ppo.steps, ppo.envs) == (DOCUMENT["minibatch"], 0.2, 3, 4, 5)
+    assert resolved.settings.run.seed == 4
+    assert origins["ppo.gamma"] == "default"
+    assert origins["ppo.minibatch"] == "preset document"
+    assert origins["ppo.lr"] == f"{file}, line 2"
+    assert origins["ppo.epochs"] == "ETUDE_PPO__EPOCHS"
+    assert origins["ppo.envs"] == "--set ppo.envs"
+    assert origins["run.seed"] == "--seed"
+
+
+def test_the_document_preset_is_the_documents() -> None:
+    settings = resolve(preset="document").settings
+    assert {name: getattr(settings.ppo, name) for name in DOCUMENT} == DOCUMENT
+    assert (settings.network.hidden, settings.network.activation) == ((256, 256, 128), "relu")
+
+
+@pytest.mark.parametrize("source", ["file", "environ", "flags", "assignments"])
+def test_a_variant_brings_its_own_defaults_from_wherever_it_is_named(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.VARIANT_DEFAULTS, "matched", {"allocation": {"agents": 7, "slots": 9}})
+    named: dict[str, Any] = {
+        "file": {"config": write(tmp_path, "allocation: {variant: matched}")},
+        "environ": {"environ": {"ETUDE_ALLOCATION__VARIANT": "matched"}},
+        "flags": {"flags": {"--variant": "matched"}},
+        "assignments": {"assignments": ["allocation.variant=matched"]},
+    }[source]
+    resolved = resolve(**named)
+    assert resolved.settings.allocation.agents == 7
+    assert resolved.origins["allocation.agents"] == "default for matched"
+    if source != "flags":
+        assert resolve(**named, flags={"--agents": 3}).settings.allocation.agents == 3
+
+
+@pytest.mark.parametrize("variant", module.VARIANT_DEFAULTS)
+def test_the_defaults_of_every_variant_are_valid(variant: str) -> None:
+    assert resolve(flags={"--variant": variant}).settings.allocation.variant == variant
+
+
+@pytest.mark.parametrize("preset", module.PRESETS)
+def test_every_preset_is_valid(preset: str) -> None:
+    resolve(preset=preset)
+
+
+def test_numbers_and_lists_are_read_as_people_write_them() -> None:
+    texts = ["ppo.lr=1e-3", "run.max_steps=1e6", "run.seed=1_000", "ppo.gamma=1", "network.hidden=[8, 4]"]
+    settings = resolve(assignments=[*texts, "ppo.clip_coef=null", "run.trackers=[tensorboard]"]).settings
+    assert (settings.ppo.lr, settings.run.max_steps, settings.run.seed) == (0.001, 1_000_000, 1000)
+    assert isinstance(settings.run.max_steps, int)
+    assert (settings.ppo.gamma, settings.network.hidden, settings.ppo.clip_coef) == (1.0, (8, 4), None)
+    assert settings.run.trackers == ("tensorboard",)
+
+
+def test_a_section_may_be_given_whole_or_left_empty(tmp_path: Path) -> None:
+    file = write(tmp_path, "ppo:\n  # lr: 1\nrun: {seed: 3}\n")
+    settings = resolve(config=file, environ={"ETUDE_NETWORK": "{shared: true}"}, assignments=["ppo={envs: 8}"]).settings
+    assert (settings.run.seed, settings.network.shared, settings.ppo.envs) == (3, True, 8)
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert resolve(config=write(tmp_path, "# nothing yet\n")).settings == Settings()
+
+
+def test_a_curriculum_is_a_list_of_stages() -> None:
+    stages = resolve(environ={"ETUDE_CURRICULUM": "[{size: {agents: 2}, share: 0.3}]"}).settings.curriculum
+    assert [(dict(stage.size), stage.share) for stage in stages] == [({"agents": 2}, 0.3)]
+
+
+UNKNOWN = [
+    ({"assignments": ["ppo.lrr=1"]}, ["'ppo.lrr'", "--set ppo.lrr", "'ppo.lr'"]),
+    ({"assignments": ["lr=1"]}, ["'lr'", "did you mean 'ppo.lr'"]),
+    ({"assignments": ["pp.lr=1"]}, ["did you mean 'ppo.lr'"]),
+    ({"assignments": ["run.agents=1"]}, ["did you mean 'allocation.agents'"]),
+    ({"environ": {"ETUDE_PPO__GAMA": "1"}}, ["ETUDE_PPO__GAMA", "'ppo.gamma'"]),
+    ({"environ": {"ETUDE_NETWORKS": "{}"}}, ["'networks'", "did you mean 'network'"]),
+    ({"environ": {"ETUDE_NETWORKS": ""}}, ["'networks'", "did you mean 'network'"]),
+    ({"environ": {"ETUDE_NETWORKS": "1"}}, ["ETUDE_NETWORKS", "'network'"]),
+    ({"assignments": ["qwertz.uiop=1"]}, ["'qwertz.uiop'", "etude config explain"]),
+    ({"assignments": ["ppo=1"]}, ["ppo is 1", "ppo.envs"]),
+    ({"assignments": ["curriculum.0.share=1"]}, ["curriculum.0.share", "list of stages"]),
+    ({"assignments": ["curriculum=[{size: {agents: 2}, shar: 1}]"]}, ["curriculum[0].shar is unknown", "size and share"]),
+    ({"assignments": ["curriculum=[{share: 1}]"]}, ["curriculum[0].size is missing"]),
+    ({"preset": "doc"}, ["--preset", "'doc'", "'document'"]),
+    ({"assignments": ["ppo.lr"]}, ["--set 'ppo.lr'", "key=value"]),
+]
+
+
+@pytest.mark.parametrize(("sources", "words"), UNKNOWN)
+def test_an_unknown_key_is_refused_with_its_place_and_a_guess(sources: dict[str, Any], words: list[str]) -> None:
+    message = refusal(**sources)
+    assert [word for word in words if word not in message] == []
+
+
+WRONG = [
+    ("ppo.lr=abc", "ppo.lr is 'abc'", "a number above 0"),
+    ("ppo.lr=0", "ppo.lr is 0", "a number above 0"),
+    ("ppo.lr='0.1'", "ppo.lr is '0.1'", "a number"),
+    ("ppo.envs=true", "ppo.envs is True", "an integer of 1 or more"),
+    ("ppo.envs=1.5", "ppo.envs is 1.5", "an integer"),
+    ("ppo.envs=2024-01-01", "ppo.envs is '2024-01-01'", "an integer"),
+    ("ppo.envs=null", "ppo.envs is None", "an integer"),
+    ("ppo.envs={a: 1}", "ppo.envs is {'a': 1}", "an integer"),
+    ("ppo.compile=1", "ppo.compile is 1", "true or false"),
+    ("allocation.agents=-1", "allocation.agents is -1", "an integer from 2 to 64"),
+    ("allocation.variant=foo", "allocation.variant is 'foo'", "one of document, matched"),
+    ("network.hidden=[]", "network.hidden is []", "a list of integers above 0, not empty"),
+    ("network.hidden=[4, 0]", "network.hidden[1] is 0", "a list of integers above 0"),
+    ("network.dropout=1", "network.dropout is 1", "a number of 0 or more and below 1"),
+    ("run.target_return=.nan", "run.target_return is nan", "a number or null"),
+    ("run.trackers=[foo]", "run.trackers[0] is 'foo'", "each one of tensorboard, wandb, mlflow"),
+    ("curriculum=[{size: {agents: true}, share: 1}]", "curriculum[0].size.agents is True", "stages"),
+]
+
+
+@pytest.mark.parametrize(("text", "found", "expected"), WRONG)
+def test_a_wrong_value_is_refused_with_what_was_expected(text: str, found: str, expected: str) -> None:
+    message = refusal(assignments=[text])
+    key = text.partition("=")[0]
+    assert found in message
+    assert f"--set {key}" in message
+    assert f"expected {expected}" in message or expected in message.partition("expected ")[2]
+    assert f"etude config explain {key}" in message
+
+
+def test_every_wrong_value_is_told_at_once() -> None:
+    message = refusal(assignments=["ppo.lr=-1", "ppo.envs=0", "network.hidden=[0, 0]"])
+    assert [line.split()[0] for line in message.splitlines()] == ["network.hidden[0]", "ppo.envs", "ppo.lr"]
+
+
+FILES = [
+    ("ppo:\n  lr: [1\nrun:\n", "line 3"),
+    ("ppo:\n  lr: 1\n  lr: 2\n", "line 3"),
+    ("ppo: {}\nppo: {}\n", "line 2"),
+    ("- 1\n", "sections"),
+    ("ppo:\n\tlr: 1\n", "line 2"),
+    ("ppo:\n  lr: &a 1\n  envs: *b\n", "line 3"),
+    ("run: !!python/object:os.system {}\n", "line 1"),
+    ("ppo:\n\n  lr: x\n", "line 3"),
+]
+
+
+@pytest.mark.parametrize(("text", "place"), FILES)
+def test_a_bad_file_is_refused_with_its_name_and_line(text: str, place: str, tmp_path: Path) -> None:
+    message = refusal(config=write(tmp_path, text))
+    assert "etude.yaml" in message
+    assert place in message
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    assert "there is no such file" in refusal(config=tmp_path / "nope.yaml")
+    assert "cannot be read" in refusal(config=tmp_path)
+    (tmp_path / "etude.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in refusal(config=tmp_path / "etude.yaml")
+
+
+def test_a_variable_that_is_not_yaml_is_refused() -> None:
+    assert "ETUDE_PPO__LR is '[1'" in refusal(environ={"ETUDE_PPO__LR": "[1"})
+
+
+def test_variables_that_are_no_settings_are_let_be() -> None:
+    assert resolve(environ={"ETUDE_DEBUG": "1", "PATH": "x", "ETUDEX": "y"}).settings == Settings()
+
+
+def test_settings_survive_the_run_folder() -> None:
+    texts = ["ppo.clip_coef=null", "network.hidden=[3, 2]", "curriculum=[{size: {agents: 2}, share: 0.5}]"]
+    settings = resolve(assignments=texts).settings
+    tree = {"problem": "allocation", **settings.model_dump(mode="json")}
+    assert restore(tree, source=Path("config.json")) == settings
+
+
+def test_a_run_with_settings_unknown_here_is_refused_with_its_file() -> None:
+    with pytest.raises(ConfigError, match=r"runs/a/config.json.*did you mean 'ppo.lr'"):
+        restore({"problem": "allocation", "ppo": {"lrr": 1}}, source=Path("runs/a/config.json"))
+
+
+DESCRIPTIONS: list[tuple[Any, str]] = [
+    (int, "an integer"),
+    (Annotated[int, Ge(2), Le(64)], "an integer from 2 to 64"),
+    (Annotated[float, Ge(0), Lt(1)], "a number of 0 or more and below 1"),
+    (Annotated[float, Gt(0)] | None, "a number above 0 or null"),
+    (bool, "true or false"),
+    (Literal["a", "b"], "one of a, b"),
+    (Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)], "a list of integers above 0, not empty"),
+    (Mapping[str, int], "names with integers"),
+]
+
+
+@pytest.mark.parametrize(("annotation", "words"), DESCRIPTIONS)
+def test_types_are_described_in_words(annotation: Any, words: str) -> None:
+    assert describe(annotation) == words
+
+
+def test_every_type_in_the_tree_has_words() -> None:
+    strange = [field.type for field in module.fields() if any(sign in field.type for sign in "[]<>")]
+    assert strange == []
+
+
+SECTIONS = {name: info.default for name, info in Settings.model_fields.items() if is_dataclass(info.default)}
+
+
+@given(section=st.sampled_from(sorted(SECTIONS)), data=st.data())
+def test_whatever_is_given_is_either_taken_as_it_is_or_refused(section: str, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([f.name for f in fields(SECTIONS[section])]))
+    value = data.draw(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+    )
+    try:
+        taken = restore({section: {name: value}}, source=Path("x"))
+    except ConfigError as error:
+        assert f"{section}.{name}" in str(error)
+        return
+    result = getattr(getattr(taken, section), name)
+    assert not (isinstance(result, float) and not math.isfinite(result))
+    assert (list(result) if isinstance(result, tuple) else result) == value
+    others = asdict(getattr(taken, section)) | {name: None}
+    assert others == asdict(SECTIONS[section]) | {name: None}
