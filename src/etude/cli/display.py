@@ -15,9 +15,9 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Made when needed, so that it sees where output goes now. Piped output is not cut at 80 columns."""
+    """Made when needed, so that it sees where output goes now. Piped output is not folded at 80 columns."""
     made = Console(stderr=stderr, highlight=False)
-    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=200)
+    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=1000)
 
 
 def fail(message: str) -> None:

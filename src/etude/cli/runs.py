@@ -29,19 +29,24 @@ def list_runs(root: Annotated[Path, typer.Argument(help="Where to look.")] = Pat
         console().print(f"no runs below {escape(str(root))}: `etude train allocation` makes one", soft_wrap=True)
         return
     columns = ("run", "problem", "seed", "steps", "budget", "best return", "time", "state")
-    rows = [_row(folder) for folder in found]
+    rows, broken = [], []
+    for folder in found:
+        try:
+            rows.append(_row(folder))
+        except (EtudeError, KeyError, TypeError) as error:  # one broken run must not hide the others
+            rows.append([escape(str(folder.path)), *["–"] * 6, "[red]unreadable[/]"])
+            broken.append(f"{folder.path}: {error}")
     console().print(table(*columns, rows=rows, right=("seed", "steps", "budget", "best return", "time")))
+    for line in broken:
+        console(stderr=True).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
 
 
 def _row(folder: RunFolder) -> list[str]:
-    try:
-        config, rows = folder.config(), folder.read_metrics()
-        run, world = config["run"], config["allocation"]
-        problem = f"{config['problem']} {world['variant']} {world['agents']}×{world['slots']}"
-        numbers = [f"{_step(rows):,}", f"{run['max_steps']:,}", _best(rows), _time(rows)]
-        return [escape(str(folder.path)), problem, str(run["seed"]), *numbers, _state(folder)]
-    except (EtudeError, KeyError, TypeError) as error:  # one broken run must not hide the others
-        return [escape(str(folder.path)), *["–"] * 6, f"[red]unreadable: {escape(str(error))}[/]"]
+    config, rows = folder.config(), folder.read_metrics()
+    run, world = config["run"], config["allocation"]
+    problem = f"{config['problem']} {world['variant']} {world['agents']}×{world['slots']}"
+    numbers = [f"{_step(rows):,}", f"{run['max_steps']:,}", _best(rows), _time(rows)]
+    return [escape(str(folder.path)), problem, str(run["seed"]), *numbers, _state(folder)]
 
 
 def _state(folder: RunFolder) -> str:

@@ -13,7 +13,9 @@ from etude.problems.base import Obs
 class Curiosity:
     """Predicts a fixed random network's features of an observation; the error is the bonus."""
 
-    def __init__(self, *, device: torch.device | str = "cpu", seed: int = 0, features: int = 32, lr: float = 1e-3) -> None:
+    def __init__(
+        self, *, device: torch.device | str = "cpu", seed: int = 0, features: int = 32, lr: float = 1e-3
+    ) -> None:
         self.device, self.features, self.lr, self.seed = torch.device(device), features, lr, seed
         self.target: nn.Module | None = None  # made when the first observation shows its width
         self.predictor: nn.Module
@@ -36,7 +38,7 @@ class Curiosity:
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self.optimizer.step()
-            total += float(loss) * len(part)
+            total += float(loss.detach()) * len(part)
         return total / len(x)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -80,7 +82,8 @@ class Curiosity:
 
     def _error(self, x: Tensor) -> Tensor:
         assert self.target is not None
-        return (self.predictor(x) - self.target(x)).square().mean(1)
+        error: Tensor = self.predictor(x) - self.target(x)
+        return error.square().mean(1)
 
 
 def _network(width: int, features: int) -> nn.Sequential:

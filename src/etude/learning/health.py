@@ -273,8 +273,6 @@ class Health:
 
     def _collapse(self, curve: _Curve, what: str) -> Iterator[_Reading]:
         c = self.config
-        if not curve.settled:
-            return
         # A run that began good has no climb to lose a share of: its scatter is the yardstick then.
         limit = max(c.collapse_share * curve.climb, c.collapse_noise * curve.noise)
         fall = curve.best - curve.level
@@ -352,7 +350,7 @@ class _Curve:
     """A noisy series of returns: where it began, its best, its level now, and its scatter."""
 
     SMOOTH = 3  # points in a level
-    SETTLED = 8  # points before anything is said about its scatter
+    SETTLED = 8  # points before a rise can be told from scatter
 
     def __init__(self, window: int) -> None:
         self.points: deque[float] = deque(maxlen=window)

@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al., 2017), whole: a batch of experience in, an improved policy out.
 
-Read top to bottom: the settings, one update, the loss of a minibatch, what scales rewards. Any policy and any world that
-keep the protocols of `problems.base` work.
+Read top to bottom: the settings, one update, the loss of a minibatch, what scales rewards. Any policy and any world
+that keep the protocols of `problems.base` work.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class PPO:
             samples = self._captured.load(samples)
         step = self._captured or self._step
         rows: list[Tensor] = []
+        kl = self.kl_coef.new_zeros(())
         self.policy.train()
         for _ in range(c.epochs):
             epoch = [step(samples, *minibatch) for minibatch in self._minibatches(samples.advantage)]
@@ -243,7 +244,8 @@ class RewardScale:
 
     def update(self, reward: Tensor, ended: Tensor) -> float:
         """Take in rewards (T, n); returns the deviation now."""
-        carried = self.carried.to(reward.device) if self.carried.shape == reward[0].shape else torch.zeros_like(reward[0])
+        fits = self.carried.shape == reward[0].shape
+        carried = self.carried.to(reward.device) if fits else torch.zeros_like(reward[0])
         returns = torch.empty_like(reward)
         for t in range(len(reward)):
             carried = torch.add(reward[t], carried, alpha=self.gamma, out=returns[t])

@@ -98,8 +98,12 @@ class Actor(Protocol):
 class Problem(Protocol):
     """A kind of decision: how to make its worlds, its policies and what they are measured beside."""
 
-    name: str
-    size: Mapping[str, int]  # what a curriculum may change
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> Mapping[str, int]:
+        """What a curriculum may change."""
 
     def world(self, n: int, *, device: torch.device | str, phases: int = 1) -> World: ...
 

@@ -1,7 +1,7 @@
 """Distributions over one number of an action, each a few functions of the network's raw outputs.
 
-Parameters come in as (…, size), actions in [0, 1] go out as (…). Sampling inverts uniform numbers drawn from an explicit
-generator, so the same generator state gives the same actions.
+Parameters come in as (…, size), actions in [0, 1] go out as (…). Sampling draws from an explicit generator, so the same
+generator state gives the same actions.
 """
 
 from __future__ import annotations

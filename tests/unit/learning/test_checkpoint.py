@@ -151,7 +151,9 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path) -> None:
         read_checkpoint(path, problem="allocation")
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x, max_size=3), max_leaves=5))
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x, max_size=3), max_leaves=5)
+)
 def test_json_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "value.json"
     write_json(path, value)

@@ -265,6 +265,22 @@ def test_a_policy_that_began_good_collapses_when_it_falls_far_beyond_its_scatter
     assert symptoms(warnings_of([*good, *[{"episode_return": 700.0}] * 5])) == ["policy_collapse"]
 
 
+# Scatter that grows 50-fold within a run is not told from a fall every time.
+@pytest.mark.parametrize(("growth", "allowed"), [(0.0, 0), (-0.02, 0), (0.05, 3)], ids=["even", "fading", "growing"])
+def test_noise_is_no_collapse(growth: float, allowed: int) -> None:
+    found = 0
+    for seed in range(60):
+        noise = torch.randn(80, generator=Generator().manual_seed(seed)).tolist()
+        history = [{"episode_return": math.exp(growth * i) * x} for i, x in enumerate(noise)]
+        found += "policy_collapse" in symptoms(warnings_of(history))
+    assert found <= allowed
+
+
+def test_a_policy_that_learns_at_once_may_lose_its_entropy_at_once() -> None:
+    returns = [2.0, 6.0, *[8.0] * 20]
+    assert warnings_of([{"episode_return": r, "entropy": 1e-3, "entropy_max": 1.4} for r in returns]) == []
+
+
 def test_low_entropy_is_no_collapse_once_the_return_has_risen() -> None:
     given_up = {"entropy": 0.1, "entropy_max": 12.0}
     risen = [metrics | given_up for metrics in healthy_run(60)]

@@ -45,7 +45,9 @@ def test_a_new_folder_keeps_its_settings(tmp_path: Path) -> None:
         (SETTINGS | {"problem": "prompt"}, ["problem 'allocation' → 'prompt'"]),
     ],
 )
-def test_a_run_does_not_continue_with_other_settings(settings: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_other_settings(
+    settings: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
     folder = RunFolder(tmp_path)
     folder.open(SETTINGS)
     with pytest.raises(RunError, match="other settings") as refused:

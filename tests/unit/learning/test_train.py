@@ -237,7 +237,9 @@ CURRICULUM = replace(CONFIG, curriculum=(Stage(size={"agents": 2}, share=0.3), S
     [(SMALL, CONFIG), (DROPOUT, EVERYTHING), (MATCHED, CONFIG), (ENTITY, CURRICULUM)],
     ids=["default", "everything", "matched", "curriculum"],
 )
-def test_leaving_at_any_moment_and_resuming_gives_the_same_weights(problem: Any, config: TrainConfig, tmp_path: Path) -> None:
+def test_leaving_at_any_moment_and_resuming_gives_the_same_weights(
+    problem: Any, config: TrainConfig, tmp_path: Path
+) -> None:
     whole = finish(tmp_path / "whole", config, problem)
     for step in (160, 240, 320, 400):
         training = start(tmp_path / "parts", config, problem)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from etude.problems.distributions import Beta, Distribution, Gaussian, Levels, Threshold, sample_categorical
 
-ALL = [Threshold(), Levels(), Levels(3), Beta(), Gaussian()]
+ALL = [Threshold(), Levels(), Levels(42), Beta(), Gaussian()]
 DISCRETE = [d for d in ALL if isinstance(d, Threshold | Levels)]
 CONTINUOUS = [d for d in ALL if isinstance(d, Beta | Gaussian)]
 DRAWS = 40_000
@@ -117,7 +117,7 @@ def test_entropy_is_the_mean_surprise(distribution: Distribution, data: st.DataO
 @LAW
 @given(data=st.data())
 def test_nothing_is_likelier_than_the_mode(distribution: Distribution, data: st.DataObject) -> None:
-    raw = data.draw(raws(distribution, bound=30))
+    raw = data.draw(raws(distribution, bound=1) | raws(distribution, bound=30))
     best = distribution.log_prob(raw, distribution.mode(raw))
     others = distribution.log_prob(raw.expand(1000, -1), draw(distribution, raw, count=1000))
     assert bool((others <= best + 1e-3).all())
@@ -126,7 +126,8 @@ def test_nothing_is_likelier_than_the_mode(distribution: Distribution, data: st.
 @pytest.mark.parametrize("distribution", ALL, ids=str)
 def test_gradients_are_finite_for_extreme_outputs(distribution: Distribution) -> None:
     values = torch.tensor([-60.0, -20.0, 0.0, 20.0, 60.0])
-    raw = torch.cartesian_prod(*[values] * distribution.size).view(-1, distribution.size).requires_grad_()
+    chosen = torch.randint(len(values), (200, distribution.size), generator=Generator().manual_seed(1))
+    raw = values[chosen].requires_grad_()
     action = distribution.sample(raw.detach(), Generator().manual_seed(0))
     (distribution.log_prob(raw, action) + distribution.entropy(raw)).sum().backward()
     assert raw.grad is not None

@@ -1,4 +1,4 @@
-"""What a learned allocation policy is measured beside: scripts, and for `matched` two schedulers that are hard to beat."""
+"""What a learned allocation policy is measured beside: scripts, and for `matched` schedulers that are hard to beat."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
+from etude.problems.allocation.matched import HANDS
 from etude.problems.allocation.world import TASK_TYPES, AllocationConfig
 from etude.problems.base import Action, Actor, Obs
 
@@ -52,8 +53,8 @@ def random_choice(obs: Obs, generator: Generator) -> Action:
 Match = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def scheduler(match: Match) -> Actor:
-    """Match idle agents to waiting tasks by expertise·priority each step, finish one task at a time, always collaborate.
+def scheduler(match: Match, *, held: int = 0) -> Actor:
+    """Match agents that hold at most `held` tasks to waiting ones by expertise·priority, always collaborating.
 
     Each of the three is the best of its alternatives as measured in `benchmarks/matched.py`.
     """
@@ -62,10 +63,10 @@ def scheduler(match: Match) -> Actor:
         agents, tasks, legal = obs["agents"], obs["tasks"], obs["legal"]
         expertise, kinds = agents[..., -len(TASK_TYPES) :], tasks[..., -len(TASK_TYPES) :]
         value = (expertise @ kinds.mT) * tasks[..., 2][:, None]  # (n, agents, slots): expertise of the type · priority
-        idle = agents[..., 1] == 0
+        idle = agents[..., 1] * HANDS <= held + 0.5
         value = torch.where(legal[..., :-1] & idle[..., None], value, 0.0)
         one = torch.ones_like(agents[..., 0])
-        return {"accept": _match_all(value, match), "allocate": one, "collaborate": one}
+        return {"accept": match_all(value, match), "allocate": one, "collaborate": one}
 
     return act
 
@@ -88,7 +89,7 @@ def optimal_match(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows[worth], columns[worth]
 
 
-def _match_all(value: Tensor, match: Match) -> Tensor:
+def match_all(value: Tensor, match: Match) -> Tensor:
     """One matching an environment; (n, agents) slots, `slots` where an agent gets none."""
     accept = np.full(value.shape[:2], value.shape[2])
     for i, matrix in enumerate(value.double().cpu().numpy()):

@@ -1,15 +1,17 @@
 """The `matched` variant: the problem people have. Every agent may pick any waiting task, and picking well pays.
 
-    queue     tasks wait in `slots`; type, work, priority and deadline are observed. They arrive in bursts.
-    accept    an agent names a waiting slot, or `slots` to wait; it holds up to HANDS tasks. The first agent in index order
-              gets a slot that several name.
-    allocate  the share of its capacity that goes to the oldest task it holds; all of them share the rest evenly.
-    collaborate  agents above .5 are paired off, strongest matrix entry first. A pair gives up a tenth of both capacities
-              and multiplies the progress of both by .7 + .8·entry. The entry grows with use and decays without.
-    reward    expertise·priority on taking; 10·priority·expertise·(1 + share of the time left) on completion;
-              −5·priority for a task that misses its deadline or finds the queue full.
-    credit    the reward goes out by agent and sums to the team's: each gets what it earned beyond what the average agent
-              would have earned on that task, and all divide the rest. Otherwise it would pay to grab tasks from experts.
+queue     tasks wait in `slots`; type, work, priority and deadline are observed. They arrive in bursts.
+accept    an agent names a waiting slot, or `slots` to wait; it holds up to HANDS tasks. The first agent in index
+          order gets a slot that several name.
+allocate  the share of its capacity that goes to the oldest task it holds; all of them share the rest evenly.
+collaborate  agents above .5 are paired off, strongest matrix entry first. A pair gives up a tenth of both
+          capacities and multiplies the progress of both by .7 + .8·entry. The entry grows with use and decays
+          without.
+reward    expertise·priority on taking; 10·priority·expertise·(1 + share of the time left) on completion;
+          −5·priority for a task that misses its deadline or finds the queue full.
+credit    the reward goes out by agent and sums to the team's: each gets what it earned beyond what the average
+          agent would have earned on that task, and all divide the rest. Otherwise it would pay to grab tasks
+          from experts.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class MatchedWorld(AllocationWorld):
         return taken + done - average - MISSED * lost_held + shared / self.config.agents
 
     def _take(self, choice: Tensor) -> tuple[Tensor, Tensor]:
-        """Move each chosen task into its agent's hands. Returns rewards by agent, and the average agent's for the same."""
+        """Move each chosen task into its agent's hands. Returns rewards by agent, and an average one's."""
         s, agents, slots = self.state, self.config.agents, self.config.slots
         held = _exists(s["held"]).sum(2)  # (n, agents)
         named = choice.clamp(max=slots - 1)
@@ -158,7 +160,7 @@ class MatchedWorld(AllocationWorld):
         return earned
 
     def _miss_deadlines(self) -> tuple[Tensor, Tensor]:
-        """Tasks past their deadline leave; hands close up, oldest first. Priority lost by agents (n, agents) and queue."""
+        """Tasks past their deadline leave; hands close up, oldest first. Returns priority lost in hands and queue."""
         s = self.state
         late_waiting = _exists(s["queue"]) & (s["queue"][..., DEADLINE] <= s["step"][:, None])
         late_held = _exists(s["held"]) & (s["held"][..., DEADLINE] <= s["step"][:, None, None])

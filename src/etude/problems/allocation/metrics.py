@@ -39,4 +39,4 @@ def specialisation(taken: Tensor) -> Tensor:
 
 
 def _entropy(p: Tensor) -> Tensor:
-    return -torch.special.xlogy(p, p).sum(1)
+    return -torch.xlogy(p, p).sum(1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Lt, MinLen
 from torch import Generator, Tensor, nn
 
 from etude.problems.allocation.matched import LONGEST, WORK
@@ -58,7 +58,7 @@ class MLPPolicy(nn.Module):
     def __init__(self, problem: AllocationConfig, config: NetworkConfig) -> None:
         super().__init__()
         agents, slots = problem.agents, problem.slots
-        self.agents, self.half = agents, config.precision == "bfloat16"
+        self.agents, self.is_half = agents, config.precision == "bfloat16"
         self.columns = DISTRIBUTIONS[config.distribution]
         self.sizes = [column.size for column in self.columns]
         width = 7 * agents + 5 * slots + agents**2
@@ -96,7 +96,7 @@ class MLPPolicy(nn.Module):
         return x if self.scale is None else self.scale(x)
 
     def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.is_half):
             features = self.actor(x)
             raw = self.policy_head(features)
             value = self.value_head(features if self.critic is None else self.critic(x))
@@ -119,7 +119,7 @@ class EntityPolicy(nn.Module):
 
     def __init__(self, problem: AllocationConfig, config: NetworkConfig) -> None:
         super().__init__()
-        self.points, self.half = problem.variant == "matched", config.precision == "bfloat16"
+        self.points, self.is_half = problem.variant == "matched", config.precision == "bfloat16"
         agent_width, task_width = (10, 8) if self.points else (7, 5)
         d = config.hidden[-1]
         self.agent_scale = RunningScale(agent_width + 2) if config.normalise else None
@@ -169,7 +169,7 @@ class EntityPolicy(nn.Module):
         there = (tasks[..., :1] > 0).float()  # (n, slots, 1)
         if self.agent_scale is not None and self.task_scale is not None:
             agents, tasks = self.agent_scale(agents), self.task_scale(tasks)
-        with torch.autocast(agents.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(agents.device.type, torch.bfloat16, enabled=self.is_half):
             a = self.agent_trunk(agents)  # (n, agents, d)
             t = self.task_trunk(tasks) * there  # (n, slots, d)
             crowd = t.sum(1) / 8  # how much waits, of which kind
@@ -223,7 +223,7 @@ def _fit(obs: Obs) -> Tensor:
 
 
 def _choose_in_turn(scores: Tensor) -> Tensor:
-    """Agents in index order take their best slot left; (n, agents, slots + 1) to (n, agents). Waiting is never taken."""
+    """Agents in index order take their best slot left: (n, agents, slots + 1) to (n, agents). All may wait."""
     n, agents, choices = scores.shape
     chosen = torch.empty((n, agents), dtype=torch.long, device=scores.device)
     gone = torch.zeros((n, choices), device=scores.device)
@@ -242,7 +242,7 @@ def _taken_before(accept: Tensor, choices: int) -> Tensor:
 
 
 class RunningScale(nn.Module):
-    """Centres and scales by the mean and deviation of all that was observed; part of the weights, so it is saved too."""
+    """Centres and scales by the mean and deviation of all that was observed. Part of the weights, so saved too."""
 
     mean: Tensor
     var: Tensor

@@ -22,7 +22,9 @@ class AllocationProblem:
 
     def __post_init__(self) -> None:
         if self.config.variant == "matched" and self.network.kind == "mlp":
-            raise ConfigError("network.kind 'mlp' cannot point at tasks: use 'entity' (or 'auto') for variant 'matched'")
+            raise ConfigError(
+                "network.kind 'mlp' cannot point at tasks: use 'entity' (or 'auto') for variant 'matched'"
+            )
         if self._kind == "entity" and self.network.distribution != "mixed":
             raise ConfigError(
                 f"network.distribution {self.network.distribution!r} needs network.kind 'mlp'; "
@@ -48,7 +50,8 @@ class AllocationProblem:
                 "a curriculum changes the number of agents and slots, which network.kind 'mlp' cannot follow: "
                 "set network.kind to 'entity'"
             )
-        return replace(self, config=replace(self.config, **size))
+        agents, slots = size["agents"], size["slots"]
+        return replace(self, config=replace(self.config, agents=agents, slots=slots))
 
     @property
     def _kind(self) -> str:

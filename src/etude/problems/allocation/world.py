@@ -44,7 +44,6 @@ class AllocationConfig:
 class AllocationWorld:
     """A World; see `DocumentWorld` and `MatchedWorld` for what happens in a step."""
 
-
     def __init__(
         self,
         config: AllocationConfig,

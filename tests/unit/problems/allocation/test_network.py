@@ -152,9 +152,10 @@ def test_log_prob_and_entropy_add_up_over_agents_and_columns() -> None:
 @pytest.mark.parametrize("init", ["orthogonal", "xavier"])
 def test_starts_near_even(case: Case, init: str) -> None:
     policy, obs = case.fresh(init=init), case.observations()
-    evaluation = policy.evaluate(obs, policy.act(obs, generator=Generator().manual_seed(0)).action)
+    action = policy.act(obs, generator=Generator().manual_seed(0)).action
+    evaluation = policy.evaluate(obs, action)
     nn.init.zeros_(policy.policy_head.weight)
-    even = policy.evaluate(obs, policy.act(obs, generator=Generator().manual_seed(0)).action)
+    even = policy.evaluate(obs, action)
     torch.testing.assert_close(evaluation.entropy, even.entropy, rtol=0.02, atol=0.02)
     if case.make is MLPPolicy:
         np.testing.assert_allclose(even.entropy.detach(), DOCUMENT.agents * np.log(2 * 5 * 2), rtol=1e-5)
@@ -280,6 +281,22 @@ def test_the_order_of_slots_means_nothing() -> None:
     torch.testing.assert_close(a.value, b.value)
 
 
+def test_empty_slots_mean_nothing() -> None:
+    case = Case(EntityPolicy, MATCHED)
+    policy, obs = case.policy(), case.observations()
+    empty, never = torch.zeros_like(obs["tasks"][:, :2]), torch.zeros_like(obs["legal"][:, :, :2])
+    longer = obs | {
+        "tasks": torch.cat([obs["tasks"], empty], 1),
+        "legal": torch.cat([obs["legal"][:, :, :-1], never, obs["legal"][:, :, -1:]], 2),
+    }
+    action = policy.act(obs, generator=Generator().manual_seed(0)).action
+    waits = action["accept"] == MATCHED.slots
+    renamed = action | {"accept": torch.where(waits, MATCHED.slots + 2, action["accept"])}
+    a, b = policy.evaluate(obs, action), policy.evaluate(longer, renamed)
+    torch.testing.assert_close(a.log_prob, b.log_prob)
+    torch.testing.assert_close(a.value, b.value)
+
+
 @pytest.mark.parametrize("variant", ["document", "matched"])
 def test_entity_weights_fit_any_size(variant: str) -> None:
     small = Case(EntityPolicy, replace(DOCUMENT, variant=variant))
@@ -322,6 +339,10 @@ def test_running_scale_equals_numpy(sizes: list[int], spread: float, center: flo
 def test_scale_changes_nothing_before_it_has_seen_anything() -> None:
     x = torch.tensor([[0.5, -2.0, 9.0]])
     torch.testing.assert_close(RunningScale(3)(x), x)
+
+
+def test_outliers_are_held_to_ten_deviations() -> None:
+    assert RunningScale(2)(torch.tensor([[1e6, -1e6]])).tolist() == [[10, -10]]
 
 
 @EVERY_KIND

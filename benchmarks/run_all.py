@@ -1,0 +1,23 @@
+"""Every benchmark, one after the other: `make bench`. About half an hour on 2 cores; results/ holds the numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SCRIPTS = ("inference.py", "throughput.py", "distributions.py", "time_to_target.py", "matched.py")
+
+
+def main() -> None:
+    folder = Path(__file__).parent
+    for script in SCRIPTS:
+        began = time.perf_counter()
+        print(f"── {script}", flush=True)
+        subprocess.run([sys.executable, str(folder / script)], check=True)
+        print(f"   {time.perf_counter() - began:.0f} s\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

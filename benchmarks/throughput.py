@@ -1,0 +1,202 @@
+"""Steps a second: the world alone, collect + learn beside Stable-Baselines3, and the cost curves.
+
+    python benchmarks/throughput.py                    # CPU, with the peer and the curves (≈ 4 min)
+    python benchmarks/throughput.py --device cuda      # one GPU, everything on it, 4 epochs
+
+Networks are the source document's (256-256-128, twice). The floor is the arithmetic alone: 2 × 124 k weights, forward
+once to act and three times that (less the first layer's input gradient) in each epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from results import save
+
+from etude.learning.collect import Collector
+from etude.learning.ppo import PPO, PPOConfig
+from etude.problems.allocation.network import NetworkConfig
+from etude.problems.allocation.problem import AllocationProblem
+from etude.problems.allocation.world import COLUMNS, AllocationConfig
+
+DOCUMENT_NETWORK = {"hidden": (256, 256, 128), "activation": "relu"}
+
+
+def seconds(work: Callable[[], object], *, device: str, least_s: float, warm_up: int = 1) -> float:
+    """Mean time of one call, over at least `least_s` seconds."""
+    for _ in range(warm_up):
+        work()
+    calls, began = 0, _now(device)
+    while calls == 0 or _now(device) - began < least_s:
+        work()
+        calls += 1
+    return (_now(device) - began) / calls
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def world_rate(envs: int, *, agents: int = 4, device: str = "cpu", least_s: float = 2.0) -> float:
+    """Steps/s of the world alone, under fresh random actions."""
+    config = AllocationConfig(agents=agents)
+    world = AllocationProblem(config=config).world(envs, device=device, phases=8)
+    world.reset(0)
+
+    def step() -> None:
+        columns = torch.rand(3, envs, agents, device=device).unbind(0)
+        world.step(dict(zip(COLUMNS, columns, strict=True)))
+
+    with torch.inference_mode():
+        return envs / seconds(step, device=device, least_s=least_s, warm_up=20)
+
+
+def learn_rate(
+    *,
+    envs: int,
+    steps: int,
+    minibatch: int,
+    epochs: int,
+    precision: str,
+    device: str,
+    agents: int = 4,
+    least_s: float = 8.0,
+) -> dict[str, Any]:
+    """Steps/s of collecting and learning, and of each alone."""
+    torch.manual_seed(0)
+    network = NetworkConfig(precision=precision, **DOCUMENT_NETWORK)  # type: ignore[arg-type]
+    problem = AllocationProblem(config=AllocationConfig(agents=agents), network=network)
+    policy = problem.policy().to(device).train(False)
+    collector = Collector(problem.world(envs, device=device, phases=8), steps=steps, seed=0)
+    config = PPOConfig(envs=envs, steps=steps, minibatch=minibatch, epochs=epochs, compile=device == "cuda")
+    ppo = PPO(policy, config, device=device)
+    warm_up = 2 if device == "cuda" else 1
+    collect_s = seconds(lambda: collector.collect(policy), device=device, least_s=least_s / 4, warm_up=warm_up)
+    batch = collector.collect(policy)
+    learn_s = seconds(lambda: ppo.update(batch, progress=0.1), device=device, least_s=least_s, warm_up=warm_up)
+    samples = envs * steps
+    return {
+        "envs": envs,
+        "steps": steps,
+        "minibatch": minibatch,
+        "precision": precision,
+        "steps_per_s": samples / (collect_s + learn_s),
+        "collect_per_s": samples / collect_s,
+        "learn_per_s": samples / learn_s,
+    }
+
+
+def peer_rate() -> float:
+    """Stable-Baselines3 at the document's settings, on the better of one and two threads."""
+    from peer import make_peer
+
+    rates = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        model = make_peer(seed=0)
+        model.learn(8192)
+        began = time.perf_counter()
+        model.learn(2 * 8192, reset_num_timesteps=False)
+        rates.append(2 * 8192 / (time.perf_counter() - began))
+        print(f"  stable-baselines3, {threads} thread(s): {rates[-1]:,.0f} steps/s", flush=True)
+    return max(rates)
+
+
+def matmul_rate(device: str, precision: str) -> float:
+    """FLOP/s of the networks' middle layer: what the machine can do at best."""
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    rows = 262_144 if device == "cuda" else 1024
+    x, w = torch.randn(rows, 256, device=device, dtype=dtype), torch.randn(256, 256, device=device, dtype=dtype)
+    return 2 * rows * 256 * 256 / seconds(lambda: x @ w, device=device, least_s=1.0, warm_up=20)
+
+
+def flops_a_step(epochs: int) -> float:
+    weights, first = 94 * 256 + 256 * 256 + 256 * 128 + 128 * 14, 94 * 256
+    return 2 * 2 * (weights + epochs * (3 * weights - first))
+
+
+def curves() -> dict[str, list[tuple[int, float]]]:
+    """Steps/s of the world alone against the number of environments, and of agents."""
+    envs = [4**k for k in range(9)]
+    by_envs = [(n, world_rate(n, least_s=0.7)) for n in envs]
+    by_agents = [(a, world_rate(1024, agents=a, least_s=0.7)) for a in (2, 4, 8, 16, 32, 64)]
+    learning = [
+        (
+            n,
+            learn_rate(
+                envs=n,
+                steps=max(1, 8192 // n),
+                minibatch=2048,
+                epochs=10,
+                precision="float32",
+                device="cpu",
+                least_s=2.0,
+            )["steps_per_s"],
+        )
+        for n in envs
+    ]
+    return {"world_by_envs": by_envs, "world_by_agents": by_agents, "learn_by_envs": learning}
+
+
+def plot(data: dict[str, list[tuple[int, float]]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4))
+    for name, label in (("world_by_envs", "world alone"), ("learn_by_envs", "collect + learn, 10 epochs")):
+        axes[0].plot(*zip(*data[name], strict=True), marker="o", label=label)
+    axes[0].set(xscale="log", yscale="log", xlabel="environments", ylabel="steps/s")
+    axes[0].legend()
+    axes[1].plot(*zip(*data["world_by_agents"], strict=True), marker="o", color="#0b7285")
+    axes[1].set(xscale="log", yscale="log", xlabel="agents (1,024 environments)", ylabel="steps/s")
+    figure.suptitle("What a step costs: `document` on CPU")
+    figure.savefig(path, bbox_inches="tight")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments.add_argument("--no-curves", action="store_true")
+    arguments.add_argument("--plot", type=Path, default=Path("docs/figures/throughput.svg"))
+    given = arguments.parse_args()
+    cuda = given.device == "cuda"
+    torch.set_float32_matmul_precision("high" if cuda else "highest")
+    epochs = 4 if cuda else 10
+    shapes = [(131_072, 16, 131_072), (524_288, 8, 262_144), (1_048_576, 8, 524_288)] if cuda else [(256, 64, 2048)]
+    data: dict[str, Any] = {"device": given.device, "epochs": epochs}
+
+    peer = None if cuda else peer_rate()
+    torch.set_num_threads(2)
+    envs = 1_048_576 if cuda else 4096
+    data["world_steps_per_s"] = world_rate(envs, device=given.device)
+    print(f"world alone, {envs:,} environments: {data['world_steps_per_s'] / 1e6:.2f} M steps/s", flush=True)
+    data["collect_and_learn"] = []
+    for precision in ("float32", "bfloat16"):
+        peak = matmul_rate(given.device, precision)
+        floor = peak / flops_a_step(epochs)
+        for n, steps, minibatch in shapes:
+            rate = learn_rate(
+                envs=n, steps=steps, minibatch=minibatch, epochs=epochs, precision=precision, device=given.device
+            )
+            data["collect_and_learn"].append(rate | {"floor_steps_per_s": floor, "matmul_flops": peak, "peer": peer})
+            beside = f", {rate['steps_per_s'] / peer:.1f}× the peer" if peer else ""
+            print(
+                f"{precision}, {n:,} environments × {steps}, minibatch {minibatch:,}: "
+                f"{rate['steps_per_s']:,.0f} steps/s{beside} (collect {rate['collect_per_s']:,.0f}, "
+                f"learn {rate['learn_per_s']:,.0f}; arithmetic alone {floor:,.0f} at {peak / 1e12:.2f} TFLOP/s)",
+                flush=True,
+            )
+    if not cuda and not given.no_curves:
+        data["curves"] = curves()
+        plot(data["curves"], given.plot)
+    save(f"throughput_{given.device}", data)
+
+
+if __name__ == "__main__":
+    main()

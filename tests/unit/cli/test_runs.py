@@ -1,0 +1,98 @@
+"""`etude runs`: list, show, plot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude.learning.runs import RunFolder
+from tests.tiny import etude
+
+Captured = pytest.CaptureFixture[str]
+
+
+def output(capsys: Captured, *args: str | Path) -> str:
+    assert etude(*args) == 0
+    return capsys.readouterr().out
+
+
+def test_list_shows_every_run_and_its_state(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    for name in ("ended", "left", "busy", "broken"):
+        shutil.copytree(finished, tmp_path / name)
+    for name in ("left", "busy"):
+        (tmp_path / name / "summary.json").unlink()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    with RunFolder(tmp_path / "busy").locked():
+        assert etude("runs", "list", tmp_path) == 0
+    told = capsys.readouterr()
+    states = {Path(line.split()[0]).name: line for line in told.out.splitlines()[1:]}
+    assert "finished: budget" in states["ended"]
+    assert states["left"].rstrip().endswith("interrupted")
+    assert states["busy"].rstrip().endswith("training")
+    assert "unreadable" in states["broken"]
+    assert f"{tmp_path}/broken/config.json: not valid JSON" in told.err
+    assert all(word in states["ended"] for word in ("allocation document 4×10", "960"))
+
+
+def test_list_of_nothing_says_how_to_begin(tmp_path: Path, capsys: Captured) -> None:
+    assert "etude train allocation" in output(capsys, "runs", "list")
+    assert str(tmp_path / "x") in output(capsys, "runs", "list", tmp_path / "x")
+
+
+def test_list_needs_no_torch(finished: Path) -> None:
+    code = "import sys; from etude.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "runs", "list", str(finished.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "finished: budget" in done.stdout, done.stderr
+    assert done.stdout.endswith("False\n")
+
+
+def test_show_tells_settings_progress_evaluations_and_warnings(finished: Path, capsys: Captured) -> None:
+    told = output(capsys, "runs", "show", finished)
+    lines = told.splitlines()
+    assert "finished: budget" in lines[0]
+    assert "step 960 of 960" in lines[1]
+    settings = {line.split()[0]: line.split()[1:] for line in lines if "." in line.split(" ")[0]}
+    assert settings["ppo.envs"] == ["16", "256"]
+    assert settings["health.kl_max"][0] == "1e-12"
+    assert "ppo.lr" not in settings
+    evaluations = [row for row in RunFolder(finished).read_metrics() if "eval_return" in row]
+    assert all(f"{row['eval_return']:,.1f}" in told for row in evaluations)
+    assert told.count("★") == 1
+    assert "warning: kl_blow_up at step 320" in told
+    assert "what to do:" in told
+
+
+def test_show_of_a_run_just_begun(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    run = tmp_path / "new"
+    RunFolder(run).open(json.loads((finished / "config.json").read_text()))
+    told = output(capsys, "runs", "show", run)
+    assert "interrupted" in told
+    assert "step 0 of 960" in told
+
+
+def test_plot_writes_the_report(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    page = tmp_path / "sub" / "page.html"
+    assert output(capsys, "runs", "plot", finished, "--out", page, "--episodes", "4").strip() == str(page)
+    compared = page.read_text("utf-8")
+    assert "scripted" in compared
+    output(capsys, "runs", "plot", finished, "--out", page, "--episodes", "0")
+    alone = page.read_text("utf-8")
+    assert alone.lstrip().lower().startswith("<!doctype html")
+    assert len(alone) < len(compared)
+
+
+@pytest.mark.parametrize("command", ["show", "plot"])
+def test_what_is_no_run_is_refused(command: str, tmp_path: Path, capsys: Captured) -> None:
+    assert etude("runs", command, tmp_path) == 2
+    assert "is not a run" in capsys.readouterr().err
+
+
+def test_plot_into_a_folder_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert etude("runs", "plot", finished, "--out", tmp_path) == 2
+    assert "give the name of a file" in capsys.readouterr().err
