@@ -46,9 +46,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gymnasium": ALLOCATION_FACES,
     "pettingzoo": ALLOCATION_FACES,
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
-    **dict.fromkeys(
-        ("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy", "sqlite3"), ("adapters/",)
-    ),
+    **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy", "sqlite3"), ("adapters/",)),
     **dict.fromkeys(("nats", "aiobotocore", "boto3", "botocore", "minio", "obstore", "s3fs"), ("adapters/",)),
 }
 

@@ -203,7 +203,7 @@ def test_curiosity_finds_what_chance_does_not(seed: int) -> None:
     _, plain = learn(Lock, config, updates=100, seed=seed)
     _, curious = learn(Lock, replace(config, curiosity_coef=0.02), updates=100, seed=seed)
     assert plain.reward.mean() < 0.1 * best
-    assert curious.reward.mean() > 0.7 * best
+    assert curious.reward.mean() > 0.5 * best
 
 
 def test_curiosity_does_not_keep_a_policy_from_leaving() -> None:

@@ -24,7 +24,12 @@ class Batch:
     reward: Tensor
     terminated: Tensor
     ended: Tensor  # terminated or truncated
+    last_obs: Obs  # (n, …) after the last step
     episodes: Mapping[str, Tensor] = field(default_factory=dict)  # metrics of the episodes that ended, (episodes, …)
+
+    def next_obs(self) -> Obs:
+        """What each step led to, after any reset."""
+        return {name: torch.cat([value[1:], self.last_obs[name][None]]) for name, value in self.obs.items()}
 
 
 class Collector:
@@ -32,20 +37,21 @@ class Collector:
 
     def __init__(self, world: World, *, steps: int, seed: int) -> None:
         self.world, self.steps = world, steps
-        self.generator = Generator(world.device).manual_seed(seed)
+        self.generator = Generator(world.device).manual_seed(seed + 500_009)  # not the numbers the world draws
         self.obs = world.reset(seed)
         self._buffer: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def collect(self, policy: Policy) -> Batch:
         """Overwrites the batch it returned before."""
+        policy.train(False)
         ended_at: list[tuple[int, Obs]] = []
         episodes: list[Mapping[str, Tensor]] = []
         for t in range(self.steps):
             decision = policy.act(self.obs, generator=self.generator)
-            step = self.world.step(decision.action)
             self._write("obs", t, self.obs)
             self._write("action", t, decision.action)
+            step = self.world.step(decision.action)
             ended = step.terminated | step.truncated
             scalars = {"log_prob": decision.log_prob, "value": decision.value, "reward": step.reward}
             self._write("", t, {**scalars, "terminated": step.terminated, "ended": ended})
@@ -62,6 +68,7 @@ class Collector:
             obs=self._named("obs"),
             action=self._named("action"),
             next_value=next_value,
+            last_obs=self.obs,
             episodes={name: torch.cat([e[name] for e in episodes]) for name in episodes[0]} if episodes else {},
             **{name: self._buffer[name] for name in ("log_prob", "value", "reward", "terminated", "ended")},
         )

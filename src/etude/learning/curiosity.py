@@ -22,13 +22,12 @@ class Curiosity:
         self.optimizer: torch.optim.Adam
         self.center: Tensor
         self.spread: Tensor
+        self.familiar: Tensor  # the first batch's mean error: a bonus of 1
 
     @torch.no_grad()
     def bonus(self, obs: Obs) -> Tensor:
-        """Observations (T, n, …) to bonuses (T, n), about 1 on the average of the batch."""
-        x = self._read(obs)
-        error = self._error(x)
-        return (error / error.mean().clamp(min=1e-8)).view(next(iter(obs.values())).shape[:2])
+        """Observations (T, n, …) to bonuses (T, n): 1 on the first batch's average, less as states get familiar."""
+        return (self._error(self._read(obs)) / self.familiar).view(next(iter(obs.values())).shape[:2])
 
     def learn(self, obs: Obs, *, minibatch: int = 1024) -> float:
         """One pass over the batch; returns the mean error."""
@@ -44,7 +43,7 @@ class Curiosity:
     def state_dict(self) -> dict[str, Tensor]:
         if self.target is None:
             return {}
-        state = {"center": self.center, "spread": self.spread}
+        state = {"center": self.center, "spread": self.spread, "familiar": self.familiar}
         state |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
         state |= {f"predictor.{name}": value for name, value in self.predictor.state_dict().items()}
         for i, slots in self.optimizer.state_dict()["state"].items():
@@ -53,10 +52,13 @@ class Curiosity:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if not state:
+            self.target = None
             return
         self._build(len(state["center"]))
         assert self.target is not None
-        self.center, self.spread = state["center"].to(self.device), state["spread"].to(self.device)
+        self.center, self.spread, self.familiar = (
+            state[name].to(self.device) for name in ("center", "spread", "familiar")
+        )
         for name, module in (("target.", self.target), ("predictor.", self.predictor)):
             module.load_state_dict({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
         optimizer = self.optimizer.state_dict()
@@ -71,6 +73,11 @@ class Curiosity:
         if self.target is None:
             self._build(x.shape[1])
             self.center, self.spread = x.mean(0), x.std(0).clamp(min=1e-3)
+            with torch.no_grad():
+                self.familiar = self._error(self._scaled(x)).mean().clamp(min=1e-8)
+        return self._scaled(x)
+
+    def _scaled(self, x: Tensor) -> Tensor:
         return ((x - self.center) / self.spread).clamp(-5, 5)
 
     def _build(self, width: int) -> None:

@@ -215,7 +215,10 @@ class Health:
 
     def _value_function(self, metrics: Mapping[str, float]) -> Iterator[_Reading]:
         c, explained = self.config, metrics.get("explained_variance")
-        if explained is None or metrics.get("episode_return_std") == 0:  # a problem solved leaves nothing to explain
+        # All episodes alike, and like those before: a problem solved leaves nothing to explain. One episode alone is
+        # no sign of that.
+        solved = metrics.get("episode_return_std") == 0 and [metrics.get("episode_return")] == self._episodes.last
+        if explained is None or solved:
             return
         self._value_updates += 1
         dead = explained < c.explained_variance_min and self._value_updates > c.value_warmup
@@ -369,6 +372,10 @@ class _Curve:
         self.count += 1
         self.best = max(self.best, self.level)
         self.low, self.high = min(self.low, value - spread), max(self.high, value + spread)
+
+    @property
+    def last(self) -> list[float]:
+        return list(self.points)[-1:]
 
     @property
     def level(self) -> float:

@@ -14,6 +14,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Generator, Tensor, nn
 
+from etude.contracts.errors import ConfigError
 from etude.learning.collect import Batch
 from etude.learning.curiosity import Curiosity
 from etude.learning.gae import gae, match
@@ -68,7 +69,11 @@ class PPOConfig:
     curiosity_coef: Annotated[float, Ge(0)] = 0.0
     """Weight of the bonus for unfamiliar states (random network distillation); 0 turns it off."""
     compile: bool = False
-    """Fuse the loss with torch.compile: worth it on a GPU, seconds lost on a CPU."""
+    """Fuse the loss with torch.compile and, on a GPU, replay each step as one graph; on a CPU it costs seconds."""
+
+    def __post_init__(self) -> None:
+        if self.envs * self.steps < 2:
+            raise ConfigError("ppo.envs · ppo.steps is 1: an update needs at least 2 samples, raise either")
 
 
 DOCUMENT = {"envs": 4, "steps": 2048, "epochs": 10, "minibatch": 64, "lr": 3e-4}
@@ -115,7 +120,7 @@ class PPO:
         mean = dict(zip(METRICS, torch.stack(rows).mean(0).tolist(), strict=True))
         if c.kl_coef:
             far, near = float(kl) > 1.5 * c.kl_target, float(kl) < c.kl_target / 1.5
-            self.kl_coef.mul_(2.0 if far else 0.5 if near else 1.0)
+            self.kl_coef.mul_(2.0 if far else 0.5 if near else 1.0).clamp_(1e-5, 1e5)
         unexplained = (samples.returns - samples.value).var() / samples.returns.var().clamp(min=1e-12)
         extra = {} if self.curiosity is None else {"curiosity_loss": self.curiosity.learn(batch.obs)}
         return {
@@ -131,7 +136,7 @@ class PPO:
         """Rewards to advantages, then (T, n, …) to (T·n, …)."""
         c, reward = self.config, batch.reward
         if self.curiosity is not None:
-            reward = reward + c.curiosity_coef * match(self.curiosity.bonus(batch.obs), reward)
+            reward = reward + c.curiosity_coef * match(self.curiosity.bonus(batch.next_obs()), reward)
         if c.normalise_returns:
             reward = reward / self.reward_scale.update(reward, batch.ended)
         advantage = gae(
@@ -194,11 +199,13 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.generator.set_state(state["generator"].cpu())
         self.kl_coef.copy_(state["kl_coef"])
-        optimizer = self.optimizer.state_dict()
+        slots: dict[int, dict[str, Tensor]] = {}
         for name, value in _under("optimizer.", state).items():
             i, slot = name.split(".")
-            optimizer["state"].setdefault(int(i), {})[slot] = value.clone()
-        self.optimizer.load_state_dict(optimizer)
+            slots.setdefault(int(i), {})[slot] = value.clone()
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        if self._captured is not None:
+            self._captured = CapturedStep(self._step)  # a graph reads the tensors that were just replaced
         self.reward_scale.load_state_dict(_under("reward_scale.", state))
         if self.curiosity is not None:
             self.curiosity.load_state_dict(_under("curiosity.", state))
@@ -227,8 +234,10 @@ def ppo_loss(new: Evaluation, s: Samples, c: PPOConfig, kl_coef: Tensor) -> tupl
         error = torch.maximum(error, (clipped - s.returns) ** 2)
     value_loss = (s.weight * error).mean()
 
-    entropy = new.entropy.mean()
-    kl = ((ratio - 1) - log_ratio).mean()  # unbiased, never negative (Schulman, "Approximating KL divergence")
+    entropy = (s.weight * new.entropy).mean()
+    kl = (
+        s.weight * ((ratio - 1) - log_ratio)
+    ).mean()  # unbiased, never negative (Schulman, "Approximating KL divergence")
     loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy + kl_coef * kl
     outside = ((ratio - 1).abs() > (c.clip_coef or float("inf"))).float().mean()
     return loss, (policy_loss.detach(), value_loss.detach(), entropy.detach(), kl.detach(), outside.detach())
@@ -257,7 +266,7 @@ class RewardScale:
         share, delta = returns.numel() / total, float(mean) - old_mean
         new_var = old_var * (1 - share) + float(var) * share + delta**2 * share * (1 - share)
         self.moments = torch.tensor([total, old_mean + delta * share, new_var], dtype=torch.float64)
-        return float(max(new_var, 1e-8) ** 0.5)
+        return float(new_var**0.5) if new_var > 1e-12 else 1.0
 
     def forget_episodes(self) -> None:
         """The unfinished episodes will not be continued."""

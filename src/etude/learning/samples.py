@@ -56,12 +56,13 @@ class CapturedStep:
 
     def load(self, samples: Samples) -> Samples:
         """The samples at the addresses the graph reads."""
-        if self._samples is None or len(self._samples.log_prob) != len(samples.log_prob):
+        ours = self._samples
+        if ours is None or [x.shape for x in ours.tensors()] != [x.shape for x in samples.tensors()]:
             self._samples, self._graph = samples, None
-        else:
-            for ours, new in zip(self._samples.tensors(), samples.tensors(), strict=True):
-                ours.copy_(new)
-        return self._samples
+            return samples
+        for old, new in zip(ours.tensors(), samples.tensors(), strict=True):
+            old.copy_(new)
+        return ours
 
     def __call__(self, samples: Samples, index: Tensor, weight: Tensor) -> Tensor:
         if self._left > 0:

@@ -67,7 +67,7 @@ class Levels:
 
     def entropy(self, raw: Tensor) -> Tensor:
         log_p = raw.log_softmax(-1)
-        return -(log_p.exp() * log_p).sum(-1)
+        return -(log_p.exp() * log_p.clamp(min=-1e9)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Beta:
 
     def mode(self, raw: Tensor) -> Tensor:
         excess = F.softplus(raw)
-        return excess[..., 0] / excess.sum(-1).clamp(min=1e-6)
+        return (excess[..., 0] / excess.sum(-1)).nan_to_num(0.5).clamp(1e-6, 1 - 1e-6)
 
     def log_prob(self, raw: Tensor, action: Tensor) -> Tensor:
         a, b = (1 + F.softplus(raw)).unbind(-1)

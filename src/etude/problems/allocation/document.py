@@ -60,7 +60,7 @@ class DocumentWorld(AllocationWorld):
         s = self.state
         reward = self._take(action["accept"] > 0.5)
         reward += self._collaborate((action["collaborate"] > 0.7).to(self.dtype))
-        reward += self._complete(s["capacity"] * action["allocate"], uniform)
+        reward += self._complete(s["capacity"] * action["allocate"].clamp(0, 1), uniform)
         overdue = s["step"][s["owner"] // self.config.agents] > s["work"][:, 3]
         reward -= 0.1 * s["queued"] + 0.5 * self._per_environment(overdue.to(self.dtype))
         self._arrive(uniform)

@@ -57,7 +57,7 @@ class AllocationEnv(gymnasium.Env[Any, Any]):
         self.obs = moved.final_obs or moved.obs
         info = {} if self.under_way else {"metrics": _row(_metrics(moved), 0)}
         terminated, truncated = bool(moved.terminated), bool(moved.truncated)
-        return _row(_to_numpy(self.obs), 0), float(moved.reward), terminated, truncated, info
+        return _row(_to_numpy(self.obs), 0), float(_team(moved.reward)), terminated, truncated, info
 
 
 class AllocationVectorEnv(VectorEnv[Any, Any, Array]):
@@ -90,7 +90,7 @@ class AllocationVectorEnv(VectorEnv[Any, Any, Array]):
                 final_obs[i] = obs if truncated[i] else None
             final_info = _masked({"metrics": _masked(_metrics(moved), truncated)}, truncated)
             info = _masked({"final_obs": final_obs, "final_info": final_info}, truncated)
-        return _to_numpy(moved.obs), moved.reward.double().cpu().numpy(), terminated, truncated, info
+        return _to_numpy(moved.obs), _team(moved.reward).double().cpu().numpy(), terminated, truncated, info
 
 
 class AllocationParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
@@ -196,6 +196,11 @@ def _checked_action(action: Any, space: Space[Any], config: AllocationConfig, na
 def _to_tensors(action: Any, device: torch.device, *, n: int) -> Action:
     columns = action if isinstance(action, dict) else {name: action[..., i] for i, name in enumerate(COLUMNS)}
     return {name: torch.as_tensor(column, device=device).view(n, -1) for name, column in columns.items()}
+
+
+def _team(reward: torch.Tensor) -> torch.Tensor:
+    """The team's reward (n,), summed where a world says who earned it."""
+    return reward.view(len(reward), -1).sum(1)
 
 
 def _to_numpy(obs: Obs) -> Any:

@@ -92,7 +92,7 @@ class MatchedWorld(AllocationWorld):
         s = self.state
         taken, taken_by_average = self._take(action["accept"])  # (n, agents) both
         power = s["capacity"] * self._collaborate(action["collaborate"] > 0.5)
-        done, done_by_average = self._work(power, action["allocate"], uniform)
+        done, done_by_average = self._work(power, action["allocate"].clamp(0, 1), uniform)
         lost_held, lost_waiting = self._miss_deadlines()
         lost_waiting = lost_waiting + self._arrive(uniform)
         s["step"] = s["step"] + 1

@@ -35,7 +35,7 @@ class NetworkConfig:
     hidden: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (64, 64)
     """Widths of the hidden layers of each trunk; the document has (256, 256, 128)."""
     shared: bool = False
-    """One trunk for policy and value instead of two."""
+    """One trunk for policy and value instead of two; `entity` embeds agents and tasks once for both anyway."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Non-linearity after each hidden layer; the document has relu."""
     norm: Literal["none", "layer", "batch"] = "none"
@@ -257,6 +257,8 @@ class RunningScale(nn.Module):
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
         """Chan's parallel update with a batch (n, width)."""
+        if len(x) == 0:
+            return
         var, mean = torch.var_mean(x, 0, correction=0)
         total = self.count + len(x)
         delta, share = mean - self.mean, len(x) / total
@@ -278,12 +280,19 @@ def trunk(width: int, config: NetworkConfig) -> nn.Sequential:
     for out in config.hidden:
         layers.append(linear(width, out, config, gain=2**0.5))
         if config.norm != "none":
-            layers.append(nn.LayerNorm(out) if config.norm == "layer" else nn.BatchNorm1d(out))
+            layers.append(nn.LayerNorm(out) if config.norm == "layer" else BatchNorm(out))
         layers.append(nn.Tanh() if config.activation == "tanh" else nn.ReLU())
         if config.dropout:
             layers.append(nn.Dropout(config.dropout))
         width = out
     return nn.Sequential(*layers)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Over all axes but the last, so that agents and tasks count as samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, -2)).view_as(x)
 
 
 def linear(width: int, out: int, config: NetworkConfig, *, gain: float) -> nn.Linear:
