@@ -125,8 +125,10 @@ def flops_a_step(epochs: int) -> float:
 def curves() -> dict[str, list[tuple[int, float]]]:
     """Steps/s of the world alone against the number of environments, and of agents."""
     envs = [4**k for k in range(9)]
+    torch.set_num_threads(1)  # small tensors: a second thread costs more than it does
     by_envs = [(n, world_rate(n, least_s=0.7)) for n in envs]
     by_agents = [(a, world_rate(1024, agents=a, least_s=0.7)) for a in (2, 4, 8, 16, 32, 64)]
+    torch.set_num_threads(2)
     learning = [
         (
             n,
@@ -174,8 +176,11 @@ def main() -> None:
     peer = None if cuda else peer_rate()
     torch.set_num_threads(2)
     envs = 1_048_576 if cuda else 4096
-    data["world_steps_per_s"] = world_rate(envs, device=given.device)
-    print(f"world alone, {envs:,} environments: {data['world_steps_per_s'] / 1e6:.2f} M steps/s", flush=True)
+    data["world_steps_per_s"] = {}
+    for threads in (1,) if cuda else (1, 2):
+        torch.set_num_threads(threads)
+        data["world_steps_per_s"][threads] = alone = world_rate(envs, device=given.device)
+        print(f"world alone, {envs:,} environments, {threads} thread(s): {alone / 1e6:.2f} M steps/s", flush=True)
     data["collect_and_learn"] = []
     for precision in ("float32", "bfloat16"):
         peak = matmul_rate(given.device, precision)

@@ -80,9 +80,12 @@ class RoutingPolicy(nn.Module):
         super().__init__()
         self.logits, self.worth = nn.Linear(len(KINDS), len(MODELS)), nn.Linear(len(KINDS), 1)
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
         logits = self._masked(obs)
-        action = {"model": logits.argmax(1) if greedy else sample_categorical(logits, generator)}
+        return {"model": logits.argmax(1) if greedy else sample_categorical(logits, generator)}
+
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+        action = self.choose(obs, greedy=greedy, generator=generator)
         return Decision(action=action, log_prob=self.evaluate(obs, action).log_prob, value=self.value(obs))
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:

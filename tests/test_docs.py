@@ -205,6 +205,8 @@ def test_the_readme_leads_through_every_room() -> None:
     order = README.read_text("utf-8").partition("## Read the code in this order")[2].partition("\n## ")[0]
     rooms = [path.parent.name for path in SOURCE.glob("*/__init__.py")]
     assert all(f"(src/etude/{room}/" in order for room in rooms)
+    for name, target in re.findall(r"\[`([^`]+)`\]\(([^)]+)\)", order):
+        assert target.removesuffix("__init__.py").endswith(name), target
 
 
 def test_the_readme_names_every_extra_and_the_version() -> None:

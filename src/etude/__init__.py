@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "load"]
 
 __version__ = "0.1.0"
+
+with suppress(ImportError):  # Gymnasium is optional, and knows an environment only once it is registered
+    from etude.problems.allocation import registration as registration
 
 
 def load(path: str | Path, *, seed: int = 0) -> LoadedPolicy:

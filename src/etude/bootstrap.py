@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.contracts.errors import CheckpointError, RunError
-from etude.learning.checkpoint import MANIFEST, checkpoints, read_checkpoint
+from etude.learning.checkpoint import MANIFEST, checkpoints, read_checkpoint, under
 from etude.learning.runs import RunFolder
 from etude.learning.train import TrainConfig, Training
 from etude.problems.allocation.network import EntityPolicy, MLPPolicy
@@ -53,9 +53,8 @@ def read_policy(path: Path) -> TrainedPolicy:
     problem = make_problem(settings)
     tensors, meta = _read_weights(path, folder, problem.name)
     network = problem.policy()
-    weights = {n.removeprefix("policy."): value for n, value in tensors.items() if n.startswith("policy.")}
     try:
-        network.load_state_dict(weights)
+        network.load_state_dict(under("policy.", tensors))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path}: its weights do not fit the network that {root / CONFIG} describes: was one of them copied from "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import etude
-from etude.cli import config, evaluate, runs, train
+from etude.cli import config, demo, evaluate, runs, train
 from etude.cli.display import fail
 from etude.contracts.errors import EtudeError, MissingExtraError
 
@@ -28,8 +26,7 @@ app.add_typer(train.app, name="train")
 app.command("evaluate")(evaluate.evaluate_run)
 app.add_typer(runs.app, name="runs")
 app.add_typer(config.app, name="config")
-if importlib.util.find_spec("etude.cli.demo"):
-    app.command("demo")(importlib.import_module("etude.cli.demo").demo)
+app.command("demo")(demo.demo)
 
 
 def _version(asked: bool) -> None:
@@ -56,7 +53,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         fail(str(error))
         sys.exit(2)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("torch", "safetensors", "scipy", "plotly"):
+        if error.name is None or error.name.partition(".")[0] not in ("torch", "safetensors", "scipy"):
             _unexpected(error)
         fail(str(MissingExtraError(needs=error.name, extra="train")))
         sys.exit(2)

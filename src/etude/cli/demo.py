@@ -14,7 +14,7 @@ from rich.console import Console
 
 from etude.cli.display import console, duration, table
 from etude.cli.evaluate import HELD_OUT_SEED
-from etude.cli.train import STOPPED, LiveDisplay, PlainDisplay, _interruptible, _train
+from etude.cli.progress import STOPPED, LiveDisplay, PlainDisplay, follow, interruptible
 from etude.contracts.errors import RunError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def demo(
     began, screen = time.perf_counter(), console()
     settings = Settings(run=RunConfig(seed=seed, max_steps=max_steps))
     folder = RunFolder(choose_folder(out, settings))
-    with _interruptible(screen) as begun, folder.locked():
+    with interruptible(screen) as begun, folder.locked():
         training = make_training(settings, folder.path)
         begun.append(training)
         _learn(training, screen, live=screen.is_terminal and not no_progress)
@@ -84,7 +84,7 @@ def _learn(training: Training, screen: Console, *, live: bool) -> None:
     if training.resumed:
         doing = f"going on from step {training.step:,}"
     screen.print(f"{training.folder.path}: {doing}, budget {budget:,} steps", markup=False, soft_wrap=True)
-    _train(training, (LiveDisplay if live else PlainDisplay)(training, screen))
+    follow(training, (LiveDisplay if live else PlainDisplay)(training, screen))
     pace, why = training.step / training.wall_s, STOPPED[str(training.reason_to_stop())]
     screen.print(f"trained {training.step:,} steps in {duration(training.wall_s)} ({pace:,.0f} a second): {why}")
 
@@ -93,15 +93,10 @@ def _compare(
     trained: TrainedPolicy, screen: Console, *, episodes: int
 ) -> tuple[dict[str, Score], dict[str, list[Tendency]]]:
     """Scores of all, and what the policy and random choice do in which state."""
-    import torch
-
     from etude.learning.comparison import POLICY, RANDOM, contenders
     from etude.learning.evaluate import evaluate
     from etude.problems.allocation.behaviour import Watched
 
-    torch.set_num_threads(
-        1
-    )  # a step of 200 episodes is too little to share: on a busy machine, two take ten times longer
     scores, tendencies = {}, {}
     with screen.status("") as status:
         for name, actor in contenders(trained.problem, trained.network, seed=trained.settings.run.seed).items():

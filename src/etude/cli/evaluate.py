@@ -1,4 +1,4 @@
-"""`etude evaluate`: a run's policy beside the problem's baselines and an untrained network, on the same episodes."""
+"""`etude evaluate`: a run's policy beside the problem's baselines and an untrained network, from the same seeds."""
 
 from __future__ import annotations
 

@@ -11,15 +11,11 @@ from rich.markup import escape
 
 from etude.cli.config import Assignments, ConfigFile, Preset, resolve_settings
 from etude.cli.display import console, duration, print_json
-from etude.cli.progress import STOPPED, LiveDisplay, PlainDisplay
-from etude.cli.progress import follow as _train
-from etude.cli.progress import interruptible as _interruptible
+from etude.cli.progress import STOPPED, LiveDisplay, PlainDisplay, follow, interruptible
 
 if TYPE_CHECKING:
     from etude.learning.train import Training
 
-# The displays are here too for `etude demo`, which takes them from this module.
-__all__ = ["STOPPED", "LiveDisplay", "PlainDisplay", "_interruptible", "_train", "allocation", "app"]
 
 app = typer.Typer(no_args_is_help=True, help="Train a policy; an interrupted run resumes where it stopped.")
 
@@ -74,12 +70,12 @@ def allocation(
 
     screen = console(stderr=as_json)
     screen.quiet = quiet
-    with _interruptible(screen) as begun, RunFolder(out).locked():
+    with interruptible(screen) as begun, RunFolder(out).locked():
         training = make_training(settings, out)
         begun.append(training)
         _announce(training, screen)
         live = screen.is_terminal and not no_progress and not quiet
-        _train(training, LiveDisplay(training, screen) if live else PlainDisplay(training, screen))
+        follow(training, LiveDisplay(training, screen) if live else PlainDisplay(training, screen))
         _conclude(training, screen, as_json=as_json)
 
 

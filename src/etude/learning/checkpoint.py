@@ -18,6 +18,7 @@ from etude.contracts.errors import CheckpointError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and listing runs needs none of it
     from torch import Tensor
+    from torch.optim import Optimizer
 
 FORMAT = 1
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
@@ -56,7 +57,7 @@ def read_checkpoint(path: Path, *, problem: str | None = None) -> tuple[dict[str
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    remedy = "restore the file, or delete this folder to fall back to the checkpoint before it"
+    remedy = "restore the file, or delete this folder: an older one beside it is used then, or training starts anew"
     try:
         manifest: Any = json.loads((path / MANIFEST).read_bytes())
         data = (path / TENSORS).read_bytes()
@@ -78,6 +79,26 @@ def read_checkpoint(path: Path, *, problem: str | None = None) -> tuple[dict[str
         return load(data), manifest
     except SafetensorError as error:
         raise CheckpointError(f"{path / TENSORS}: not a safetensors file ({error}); {remedy}") from error
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One part's tensors, by the names it gave them."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What an optimiser remembers of each parameter; its settings are not part of it."""
+    remembered: dict[int, dict[str, Tensor]] = optimizer.state_dict()["state"]
+    return {f"{i}.{name}": value for i, slots in remembered.items() for name, value in slots.items()}
+
+
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Make it remember just what `optimizer_tensors` gave."""
+    remembered: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        i, name = key.split(".")
+        remembered.setdefault(int(i), {})[name] = value.clone()
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": remembered})
 
 
 def write_json(path: Path, value: Any) -> None:

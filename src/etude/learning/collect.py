@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
+from etude.learning.checkpoint import under
 from etude.learning.gae import match
 from etude.problems.base import Action, Obs, Policy, World
 
@@ -78,7 +79,7 @@ class Collector:
         return {**world, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.world.load_state_dict({n.removeprefix("world."): v for n, v in state.items() if n.startswith("world.")})
+        self.world.load_state_dict(under("world.", state))
         self.generator.set_state(state["generator"].cpu())
         self.obs = self.world.observe()
 

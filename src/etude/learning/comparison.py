@@ -1,4 +1,4 @@
-"""A policy beside others on the same episodes: who takes part, how much better it is, and what that says in words."""
+"""A policy beside others from the same seeds: who takes part, how much better it is, and what that says in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICY, UNTRAINED, RANDOM = "policy", "untrained", "random"
 METRICS = {
     "completion_rate": ("completion", "tasks completed of those that arrived"),
     "utilisation": ("utilisation", "agent-steps with a task in work"),
-    "collaboration": ("collaboration", "share of possible pairs that worked together"),
+    "collaboration": ("collaboration", "share of possible pairs (in matched, of agents) that worked together"),
     "specialisation": ("specialisation", "how much the agent tells about its tasks’ type, some of it by chance"),
     "load_balance": ("load balance", "Jain’s index of completed tasks, 100 % when all agents carry the same"),
 }

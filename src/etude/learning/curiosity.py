@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
 from etude.problems.base import Obs
 
 
@@ -46,8 +47,7 @@ class Curiosity:
         state = {"center": self.center, "spread": self.spread, "familiar": self.familiar}
         state |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
         state |= {f"predictor.{name}": value for name, value in self.predictor.state_dict().items()}
-        for i, slots in self.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{i}.{name}": value for name, value in slots.items()}
+        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -60,17 +60,13 @@ class Curiosity:
             state[name].to(self.device) for name in ("center", "spread", "familiar")
         )
         for name, module in (("target.", self.target), ("predictor.", self.predictor)):
-            module.load_state_dict({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
-        optimizer = self.optimizer.state_dict()
-        for key in (k for k in state if k.startswith("optimizer.")):
-            _, i, slot = key.split(".")
-            optimizer["state"].setdefault(int(i), {})[slot] = state[key].clone()
-        self.optimizer.load_state_dict(optimizer)
+            module.load_state_dict(under(name, state))
+        load_optimizer(self.optimizer, under("optimizer.", state))
 
     def _read(self, obs: Obs) -> Tensor:
         """Numbers (T·n, width), scaled once and for all by the first batch."""
         x = torch.cat([v.flatten(0, 1).flatten(1).float() for v in obs.values() if v.is_floating_point()], 1)
-        if self.target is None:
+        if self.target is None or x.shape[1] != len(self.center):  # at another size of the problem all is new
             self._build(x.shape[1])
             self.center, self.spread = x.mean(0), x.std(0).clamp(min=1e-3)
             with torch.no_grad():

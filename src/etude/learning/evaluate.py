@@ -13,7 +13,7 @@ from torch import Generator
 from etude.problems.base import Action, Actor, Obs, Policy, Problem
 
 EVALUATION_SEED = 1_000_003
-"""Far from any training seed, and the same for all: policies are compared on the same episodes."""
+"""Far from any training seed, and the same for all that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def greedy(policy: Policy) -> Actor:
     """The policy's most probable action."""
 
     def act(obs: Obs, generator: Generator) -> Action:
-        return policy.act(obs, greedy=True).action
+        return policy.choose(obs, greedy=True)
 
     return act
 
@@ -115,6 +115,6 @@ def sampled(policy: Policy) -> Actor:
     """Actions drawn as in training."""
 
     def act(obs: Obs, generator: Generator) -> Action:
-        return policy.act(obs, generator=generator).action
+        return policy.choose(obs, generator=generator)
 
     return act

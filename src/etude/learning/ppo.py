@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Generator, Tensor, nn
 
 from etude.contracts.errors import ConfigError
+from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
 from etude.learning.collect import Batch
 from etude.learning.curiosity import Curiosity
 from etude.learning.gae import gae, match
@@ -189,8 +190,7 @@ class PPO:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything the next update depends on, the policy's weights apart."""
         state = {"generator": self.generator.get_state(), "kl_coef": self.kl_coef}
-        for i, slots in self.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{i}.{name}": value for name, value in slots.items()}
+        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
         state |= {f"reward_scale.{name}": value for name, value in self.reward_scale.state_dict().items()}
         if self.curiosity is not None:
             state |= {f"curiosity.{name}": value for name, value in self.curiosity.state_dict().items()}
@@ -199,16 +199,12 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.generator.set_state(state["generator"].cpu())
         self.kl_coef.copy_(state["kl_coef"])
-        slots: dict[int, dict[str, Tensor]] = {}
-        for name, value in _under("optimizer.", state).items():
-            i, slot = name.split(".")
-            slots.setdefault(int(i), {})[slot] = value.clone()
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        load_optimizer(self.optimizer, under("optimizer.", state))
         if self._captured is not None:
             self._captured = CapturedStep(self._step)  # a graph reads the tensors that were just replaced
-        self.reward_scale.load_state_dict(_under("reward_scale.", state))
+        self.reward_scale.load_state_dict(under("reward_scale.", state))
         if self.curiosity is not None:
-            self.curiosity.load_state_dict(_under("curiosity.", state))
+            self.curiosity.load_state_dict(under("curiosity.", state))
 
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -235,9 +231,8 @@ def ppo_loss(new: Evaluation, s: Samples, c: PPOConfig, kl_coef: Tensor) -> tupl
     value_loss = (s.weight * error).mean()
 
     entropy = (s.weight * new.entropy).mean()
-    kl = (
-        s.weight * ((ratio - 1) - log_ratio)
-    ).mean()  # unbiased, never negative (Schulman, "Approximating KL divergence")
+    # Unbiased and never negative (Schulman, "Approximating KL divergence").
+    kl = (s.weight * ((ratio - 1) - log_ratio)).mean()
     loss = policy_loss + c.value_coef * value_loss - c.entropy_coef * entropy + kl_coef * kl
     outside = ((ratio - 1).abs() > (c.clip_coef or float("inf"))).float().mean()
     return loss, (policy_loss.detach(), value_loss.detach(), entropy.detach(), kl.detach(), outside.detach())
@@ -277,7 +272,3 @@ class RewardScale:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.carried, self.moments = state["carried"].clone(), state["moments"].clone()
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

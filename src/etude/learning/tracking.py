@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, Protocol
@@ -47,6 +48,13 @@ def make_trackers(run_folder: Path, names: Sequence[TrackerName] = (), resume_st
             tracker.close()
         raise
     return trackers
+
+
+def check_installed(names: Sequence[TrackerName]) -> None:
+    """MissingExtraError for the first that is not, before anything is written."""
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingExtraError(needs=name, extra=name)
 
 
 class JsonlTracker:

@@ -19,13 +19,13 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from etude.contracts.errors import CheckpointError, ConfigError
-from etude.learning.checkpoint import checkpoints, write_checkpoint
+from etude.learning.checkpoint import checkpoints, under, write_checkpoint
 from etude.learning.collect import Batch, Collector
 from etude.learning.evaluate import Score, evaluate, greedy
 from etude.learning.health import Health, HealthConfig, HealthWarning
 from etude.learning.ppo import PPO, PPOConfig
 from etude.learning.runs import RunFolder
-from etude.learning.tracking import make_trackers
+from etude.learning.tracking import check_installed, make_trackers
 from etude.problems.base import Problem
 
 
@@ -118,6 +118,7 @@ class Training:
         self.evaluated_at = self.saved_at = 0
         self.collector: Collector
         self._enter_stage()
+        check_installed(run.trackers)
         folder.open(settings)  # last: settings that cannot be built leave no folder behind
         self.resumed = self._restore()
 
@@ -263,7 +264,7 @@ class Training:
     def _load(self, tensors: Mapping[str, Tensor]) -> None:
         try:
             for prefix, part in (("policy", self.policy), ("ppo", self.ppo), ("collector", self.collector)):
-                part.load_state_dict(_under(f"{prefix}.", tensors))
+                part.load_state_dict(under(f"{prefix}.", tensors))
             torch.set_rng_state(tensors["rng"])
             if self.device.type == "cuda":
                 torch.cuda.set_rng_state(tensors["cuda_rng"], self.device)
@@ -312,7 +313,3 @@ def _episode_metrics(batch: Batch) -> dict[str, float]:
         "episode_return_std": float(returns.std(correction=0)),
         **{name: float(value.mean()) for name, value in episodes.items() if value.dim() == 1},
     }
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

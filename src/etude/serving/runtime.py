@@ -53,7 +53,7 @@ class LoadedPolicy:
         """
         obs, is_batch = self._read(observation)
         with torch.inference_mode(), _one_thread(only=len(next(iter(obs.values()))) <= ALONE):
-            action = self._policy.act(obs, greedy=deterministic, generator=self._draws(rng)).action
+            action = self._policy.choose(obs, greedy=deterministic, generator=self._draws(rng))
         arrays = {name: self._write(value if is_batch else value[0]) for name, value in action.items()}
         return arrays if self._named else np.stack([arrays[name] for name in COLUMNS], -1)
 

@@ -62,6 +62,9 @@ class Coin(nn.Module):
         self.logit = nn.Parameter(torch.zeros(1))
         self.worth = nn.Parameter(torch.zeros(1))
 
+    def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
+        return self.act(obs, greedy=greedy, generator=generator).action
+
     def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
         yes = (torch.rand(len(obs["x"]), generator=generator) < self.logit.sigmoid()).float()
         evaluation = self.evaluate(obs, {"yes": yes})

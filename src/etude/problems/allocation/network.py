@@ -68,24 +68,24 @@ class MLPPolicy(nn.Module):
         self.policy_head = linear(config.hidden[-1], agents * sum(self.sizes), config, gain=0.01)
         self.value_head = linear(config.hidden[-1], 1, config, gain=1.0)
 
+    def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
+        with self._precision(obs):
+            raw = self.policy_head(self.actor(self._flat(obs)))
+        return self._pick(self._split(raw), greedy, generator)
+
     def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
-        raw, value = self._forward(self._flat(obs))
-        parts = raw.split(self.sizes, -1)
-        action = {
-            name: column.mode(part) if greedy else column.sample(part, generator)
-            for name, column, part in zip(COLUMNS, self.columns, parts, strict=True)
-        }
+        parts, value = self._forward(obs)
+        action = self._pick(parts, greedy, generator)
         return Decision(action=action, log_prob=self._log_prob(parts, action), value=value)
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
-        raw, value = self._forward(self._flat(obs))
-        parts = raw.split(self.sizes, -1)
+        parts, value = self._forward(obs)
         entropy = sum(column.entropy(part).sum(1) for column, part in zip(self.columns, parts, strict=True))
         assert isinstance(entropy, Tensor)
         return Evaluation(log_prob=self._log_prob(parts, action), entropy=entropy, value=value)
 
     def value(self, obs: Obs) -> Tensor:
-        return self._forward(self._flat(obs))[1]
+        return self._forward(obs)[1]
 
     def observed(self, obs: Obs) -> None:
         if self.scale is not None:
@@ -95,12 +95,27 @@ class MLPPolicy(nn.Module):
         x = flatten(obs)
         return x if self.scale is None else self.scale(x)
 
-    def _forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.is_half):
+    def _precision(self, obs: Obs) -> torch.autocast:
+        return torch.autocast(obs["agents"].device.type, torch.bfloat16, enabled=self.is_half)
+
+    def _forward(self, obs: Obs) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Raw outputs by column (n, agents, size), value (n,)."""
+        x = self._flat(obs)
+        with self._precision(obs):
             features = self.actor(x)
             raw = self.policy_head(features)
             value = self.value_head(features if self.critic is None else self.critic(x))
-        return raw.float().view(len(x), self.agents, -1), value.float()[:, 0]  # (n, agents, Σ sizes), (n,)
+        return self._split(raw), value.float()[:, 0]
+
+    def _split(self, raw: Tensor) -> tuple[Tensor, ...]:
+        columns: tuple[Tensor, ...] = raw.float().view(len(raw), self.agents, -1).split(self.sizes, -1)
+        return columns
+
+    def _pick(self, parts: tuple[Tensor, ...], greedy: bool, generator: Generator | None) -> Action:
+        return {
+            name: column.mode(part) if greedy else column.sample(part, generator)
+            for name, column, part in zip(COLUMNS, self.columns, parts, strict=True)
+        }
 
     def _log_prob(self, parts: tuple[Tensor, ...], action: Action) -> Tensor:
         total = sum(
@@ -136,18 +151,24 @@ class EntityPolicy(nn.Module):
         self.value_trunk = trunk(4 * d, config)
         self.value_head = linear(d, 1, config, gain=1.0)
 
+    def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
+        return self._pick(*self._policy(obs, *self._embed(obs)), greedy, generator)
+
     def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
         logits, parts, value = self._forward(obs)
+        action = self._pick(logits, parts, greedy, generator)
+        log_prob, _ = self._judge(logits, parts, action)
+        return Decision(action=action, log_prob=log_prob, value=value)
+
+    def _pick(self, logits: Tensor, parts: tuple[Tensor, ...], greedy: bool, generator: Generator | None) -> Action:
         if self.points:
-            noise = torch.zeros_like(logits) if greedy else gumbel(logits, generator)
-            accept = _choose_in_turn(logits + noise)
+            accept = _best_in_turn(logits) if greedy else _choose_in_turn(logits + gumbel(logits, generator))
         else:
             accept = Threshold().mode(parts[0]) if greedy else Threshold().sample(parts[0], generator)
         action = {"accept": accept}
         for name, column, part in (("allocate", self.allocate, parts[1]), ("collaborate", self.collaborate, parts[2])):
             action[name] = column.mode(part) if greedy else column.sample(part, generator)
-        log_prob, _ = self._judge(logits, parts, action)
-        return Decision(action=action, log_prob=log_prob, value=value)
+        return action
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
         logits, parts, value = self._forward(obs)
@@ -155,7 +176,7 @@ class EntityPolicy(nn.Module):
         return Evaluation(log_prob=log_prob, entropy=entropy, value=value)
 
     def value(self, obs: Obs) -> Tensor:
-        return self._forward(obs)[2]
+        return self._value(self._embed(obs)[0])
 
     def observed(self, obs: Obs) -> None:
         if self.agent_scale is not None and self.task_scale is not None:
@@ -164,31 +185,44 @@ class EntityPolicy(nn.Module):
             self.task_scale.update(tasks[tasks[..., 0] > 0])
 
     def _forward(self, obs: Obs) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """Pointer logits (n, agents, slots + 1), raw outputs an agent, value (n, agents)."""
+        """Pointer logits (n, agents, slots + 1), raw outputs by column (n, agents, size), value (n, agents)."""
+        each, tasks = self._embed(obs)
+        return *self._policy(obs, each, tasks), self._value(each)
+
+    def _embed(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Agents that know of the others and the queue (n, agents, 4 d), and tasks (n, slots, d)."""
         agents, tasks = self._read(obs)
         there = (tasks[..., :1] > 0).float()  # (n, slots, 1)
         if self.agent_scale is not None and self.task_scale is not None:
             agents, tasks = self.agent_scale(agents), self.task_scale(tasks)
-        with torch.autocast(agents.device.type, torch.bfloat16, enabled=self.is_half):
+        with self._precision(obs):
             a = self.agent_trunk(agents)  # (n, agents, d)
             t = self.task_trunk(tasks) * there  # (n, slots, d)
             crowd = t.sum(1) / 8  # how much waits, of which kind
             typical = t.sum(1) / there.sum(1).clamp(min=1)
-            context = torch.cat([a.mean(1), typical, crowd], 1)  # (n, 3 d)
-            each = torch.cat([a, context[:, None].expand(-1, a.shape[1], -1)], 2)  # (n, agents, 4 d)
-            mixed = self.mix(each)
-            raw = self.policy_head(mixed)
-            value = self.value_head(self.value_trunk(each))
-            if self.points:
-                scores = self.query(mixed) @ self.key(t).mT / t.shape[-1] ** 0.5 + self.urgency(t).mT
-                scores = scores + (_fit(obs) * self.fit(mixed)[:, :, None]).sum(3)
-        parts = raw.float().split(self.sizes, -1)
-        if not self.points:
-            return parts[0], parts, value.float()[..., 0]
+            context = torch.cat([a.mean(1), typical, crowd], 1)[:, None]  # (n, 1, 3 d)
+            return torch.cat([a, context.expand(-1, a.shape[1], -1)], 2), t
+
+    def _policy(self, obs: Obs, each: Tensor, tasks: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with self._precision(obs):
+            mixed = self.mix(each)  # (n, agents, d)
+            parts = self.policy_head(mixed).float().split(self.sizes, -1)
+            if not self.points:
+                return parts[0], parts
+            scores = self.query(mixed) @ self.key(tasks).mT / tasks.shape[-1] ** 0.5 + self.urgency(tasks).mT
+            scores = scores + (_fit(obs) * self.fit(mixed)[:, :, None]).sum(3)  # (n, agents, slots)
         scores = scores.float().masked_fill(~obs["legal"][..., :-1], -torch.inf)
         # Relative to all slots together: whether to take is one choice, which to take another.
         wait = parts[0] + scores.logsumexp(2, keepdim=True).clamp(min=-10)
-        return torch.cat([scores, wait], 2), parts, value.float()[..., 0]  # (n, agents, slots + 1)
+        return torch.cat([scores, wait], 2), parts
+
+    def _value(self, each: Tensor) -> Tensor:
+        with torch.autocast(each.device.type, torch.bfloat16, enabled=self.is_half):
+            value: Tensor = self.value_head(self.value_trunk(each))
+        return value.float()[..., 0]
+
+    def _precision(self, obs: Obs) -> torch.autocast:
+        return torch.autocast(obs["agents"].device.type, torch.bfloat16, enabled=self.is_half)
 
     def _read(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Features of agents, their rows of the matrix summed up, and of tasks, whether one is there first."""
@@ -231,6 +265,19 @@ def _choose_in_turn(scores: Tensor) -> Tensor:
         chosen[:, i] = (scores[:, i] + gone).argmax(1)
         gone.scatter_(1, chosen[:, i : i + 1], -torch.inf)
         gone[:, -1] = 0
+    return chosen
+
+
+def _best_in_turn(logits: Tensor) -> Tensor:
+    """As `_choose_in_turn`, of the most probable: whether to take at all comes first, then which slot."""
+    chosen = torch.empty(logits.shape[:2], dtype=torch.long, device=logits.device)
+    left, wait = logits[..., :-1].clone(), logits[..., -1]
+    for i in range(logits.shape[1]):
+        takes = left[:, i].logsumexp(1) > wait[:, i]
+        slot = left[:, i].argmax(1)
+        chosen[:, i] = torch.where(takes, slot, left.shape[2])
+        gone = torch.where(takes, -torch.inf, 0.0)[:, None, None].expand(-1, left.shape[1], 1)
+        left = left.scatter_add(2, slot[:, None, None].expand(-1, left.shape[1], 1), gone)
     return chosen
 
 
