@@ -1,6 +1,7 @@
 """`matched`, 16 agents × 64 slots: the learned policy beside schedulers, on the same 256 episodes.
 
-    python benchmarks/matched.py --device cuda --seeds 3         # trains each seed, minutes on one GPU
+    python benchmarks/matched.py                                 # trains three seeds, one thread each
+    python benchmarks/matched.py --device cuda --jobs 1          # the same on a GPU
     python benchmarks/matched.py --baselines                     # how the schedulers' own choices compare, no training
 
 The bar is 10 % above the better of `greedy` and `assignment`. `value per step` is a third scheduler, tuned by hand to
@@ -10,6 +11,7 @@ this world: it knows durations, refuses what cannot be done in time and leaves t
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 import time
 from pathlib import Path
@@ -75,9 +77,11 @@ def show(name: str, score: Score) -> None:
 
 def train(seed: int, device: str, max_steps: int, chosen: list[str]) -> tuple[Score, float]:
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["allocation.variant=matched", f"run.seed={seed}", f"run.device={device}", f"run.max_steps={max_steps}"]
+        flags = [f"run.{key}" for key in (f"seed={seed}", f"device={device}", f"max_steps={max_steps}", "threads=1")]
         began = time.perf_counter()
-        training = make_training(resolve(assignments=[*flags, *chosen]).settings, Path(folder) / "run")
+        training = make_training(
+            resolve(assignments=["allocation.variant=matched", *flags, *chosen]).settings, Path(folder) / "run"
+        )
         for update in training.updates():
             if update.score:
                 line = f"  seed {seed}: {update.step:>9,} steps {update.wall_s:5.0f} s  {update.score.mean:7.0f}"
@@ -90,9 +94,10 @@ def train(seed: int, device: str, max_steps: int, chosen: list[str]) -> tuple[Sc
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--device", default="auto")
+    arguments.add_argument("--device", default="cpu")
     arguments.add_argument("--seeds", type=int, default=3)
-    arguments.add_argument("--max-steps", type=int, default=1_000_000)
+    arguments.add_argument("--jobs", type=int, default=3, help="how many train at a time, one thread each")
+    arguments.add_argument("--max-steps", type=int, default=600_000)
     arguments.add_argument("--baselines", action="store_true", help="only the schedulers and their alternatives")
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     given = arguments.parse_args()
@@ -108,7 +113,9 @@ def main() -> None:
     if given.baselines:
         return
     bar = max(scores["greedy"], scores["assignment"], key=lambda score: score.mean)
-    trained = [train(seed, given.device, given.max_steps, given.set) for seed in range(given.seeds)]
+    jobs = [(seed, given.device, given.max_steps, given.set) for seed in range(given.seeds)]
+    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        trained = pool.starmap(train, jobs, chunksize=1)
     for seed, (score, seconds) in enumerate(trained):
         show(f"learned, seed {seed} ({seconds:.0f} s)", score)
     gains = np.array([score.mean / bar.mean - 1 for score, _ in trained])

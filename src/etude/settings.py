@@ -45,7 +45,7 @@ VARIANT_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "matched": {
         "allocation": {"agents": 16, "slots": 64},
         "ppo": {"envs": 128, "epochs": 2, "gamma": 0.95, "entropy_coef": 0.001},
-        "run": {"max_steps": 1_000_000, "eval_every": 50_000},
+        "run": {"max_steps": 600_000, "eval_every": 50_000},
     },
 }
 """Defaults that depend on allocation.variant."""

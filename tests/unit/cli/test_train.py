@@ -151,7 +151,7 @@ def test_a_truncated_checkpoint_is_refused_with_what_to_do(tmp_path: Path, capsy
     told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert "100 bytes do not match" in told
-    assert "delete this folder to fall back" in told
+    assert "or delete this folder" in told
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: Captured) -> None:
