@@ -63,6 +63,7 @@ def reached(curve: Curve) -> tuple[int, float] | None:
 
 def plot(ours_: list[Curve], peers: list[Curve], path: Path) -> None:
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
     for axis, x, label in ((axes[0], 1, "seconds (log)"), (axes[1], 0, "environment steps (log)")):
@@ -71,6 +72,7 @@ def plot(ours_: list[Curve], peers: list[Curve], path: Path) -> None:
                 axis.plot([p[x] for p in curve], [p[2] for p in curve], color=colour, label=None if i else name, lw=1.5)
         axis.axhline(TARGET, color="grey", ls=":", lw=1)
         axis.set(xscale="log", xlabel=label)
+        axis.xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("evaluated return")
     axes[0].legend()
     figure.suptitle("Learning allocation `document`")

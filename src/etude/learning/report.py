@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +22,7 @@ from etude.learning.comparison import METRICS, RANDOM, difference, interpret, st
 from etude.learning.evaluate import Score
 from etude.learning.formats import Format, compact, duration, percent, plain, signed, whole
 from etude.learning.health import ADVICE
-from etude.learning.runs import RunFolder
+from etude.learning.runs import RunFolder, leaves
 from etude.problems.allocation.behaviour import Tendency
 from etude.problems.allocation.world import TASK_TYPES
 
@@ -359,14 +359,6 @@ def _code(text: str) -> str:
 def _settings(config: Mapping[str, Any]) -> str:
     rows = "".join(
         f"<tr><th><code>{escape(key)}</code></th><td><code>{escape(json.dumps(value))}</code></td></tr>"
-        for key, value in _leaves(config)
+        for key, value in leaves(config)
     )
     return f'\n<section><details id="settings"><summary>Settings</summary><table>{rows}</table></details></section>'
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

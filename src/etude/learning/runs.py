@@ -81,7 +81,7 @@ class RunFolder:
             if any(not path.name.startswith(".") for path in self.path.iterdir()):
                 raise RunError(f"{self.path} is not empty and holds no run: choose another folder with --out")
         else:
-            before, now = dict(_leaves(self.config())), dict(_leaves(settings))
+            before, now = dict(leaves(self.config())), dict(leaves(settings))
             changed = [key for key in before | now if before.get(key) != now.get(key) and key not in MAY_CHANGE]
             if changed:
                 differences = ", ".join(f"{key} {before.get(key)!r} → {now.get(key)!r}" for key in sorted(changed))
@@ -156,9 +156,10 @@ def _lock(handle: int) -> bool:
     return True
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings as dotted keys and values."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -211,9 +211,10 @@ class EntityPolicy(nn.Module):
                 return parts[0], parts
             scores = self.query(mixed) @ self.key(tasks).mT / tasks.shape[-1] ** 0.5 + self.urgency(tasks).mT
             scores = scores + (_fit(obs) * self.fit(mixed)[:, :, None]).sum(3)  # (n, agents, slots)
-        scores = scores.float().masked_fill(~obs["legal"][..., :-1], -torch.inf)
+        # Only a mask may say never: whatever the weights, every legal choice keeps a finite score.
+        scores = _finite(scores.float()).masked_fill(~obs["legal"][..., :-1], -torch.inf)
         # Relative to all slots together: whether to take is one choice, which to take another.
-        wait = parts[0] + scores.logsumexp(2, keepdim=True).clamp(min=-10)
+        wait = _finite(parts[0]) + scores.logsumexp(2, keepdim=True).clamp(min=-10)
         return torch.cat([scores, wait], 2), parts
 
     def _value(self, each: Tensor) -> Tensor:
@@ -244,6 +245,10 @@ class EntityPolicy(nn.Module):
             log_prob = log_prob + column.log_prob(part, action[name])
             entropy = entropy + column.entropy(part)
         return log_prob, entropy
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(0.0).clamp(-1e4, 1e4)
 
 
 def _fit(obs: Obs) -> Tensor:
