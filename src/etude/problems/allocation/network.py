@@ -26,6 +26,10 @@ DISTRIBUTIONS: dict[str, tuple[Distribution, Distribution, Distribution]] = {
 """What accept, allocate and collaborate are drawn from."""
 
 
+FITS = 4
+"""Numbers that say how a task suits an agent."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
     """The policy and value networks."""
@@ -144,7 +148,7 @@ class EntityPolicy(nn.Module):
         self.query = linear(d, d, config, gain=1.0)
         self.key = linear(d, d, config, gain=0.1)
         self.urgency = linear(d, 1, config, gain=0.01)
-        self.fit = linear(d, 3, config, gain=0.01)  # what an agent makes of how a task fits it
+        self.fit = linear(d, FITS, config, gain=0.01)  # what an agent makes of how a task fits it
         self.allocate, self.collaborate = Levels(), Threshold()
         self.sizes = [1, self.allocate.size, self.collaborate.size]  # accept: to wait, or a threshold in `document`
         self.policy_head = linear(d, sum(self.sizes), config, gain=0.01)
@@ -252,13 +256,15 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _fit(obs: Obs) -> Tensor:
-    """How each task suits each agent (n, agents, slots, 3): expertise, expertise·priority, time to spare when done."""
+    """How each task suits each agent (n, agents, slots, FITS): expertise, worth, worth a step, time to spare."""
     agents, tasks = obs["agents"], obs["tasks"]
     types = len(TASK_TYPES)
     match = agents[..., -types:] @ tasks[..., -types:].mT  # (n, agents, slots)
+    work, priority, left = tasks[:, None, :, 1], tasks[:, None, :, 2], tasks[:, None, :, 3]
     pace = (match * agents[..., :1]).clamp(min=0.05)
-    spare = tasks[:, None, :, 3] - tasks[:, None, :, 1] / pace * (WORK / LONGEST)  # in units of LONGEST steps
-    return torch.stack([match, match * tasks[:, None, :, 2], spare.clamp(-1, 1)], 3)
+    rate = match * priority * pace / work.clamp(min=0.05)
+    spare = left - work / pace * (WORK / LONGEST)  # in units of LONGEST steps
+    return torch.stack([match, match * priority, rate.clamp(min=0.01).log() / 2, spare.clamp(-1, 1)], 3)
 
 
 def _choose_in_turn(scores: Tensor) -> Tensor:
