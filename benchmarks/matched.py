@@ -1,7 +1,7 @@
 """`matched`, 16 agents × 64 slots: the learned policy beside schedulers, on the same 256 episodes.
 
-    python benchmarks/matched.py                                 # trains three seeds, one thread each
-    python benchmarks/matched.py --device cuda --jobs 1          # the same on a GPU
+    python benchmarks/matched.py                                 # trains two seeds, one a core (7 min)
+    python benchmarks/matched.py --device cuda --preset wide      # large batches on a GPU
     python benchmarks/matched.py --baselines                     # how the schedulers' own choices compare, no training
 
 The bar is 10 % above the better of `greedy` and `assignment`. `value per step` is a third scheduler, tuned by hand to
@@ -75,12 +75,13 @@ def show(name: str, score: Score) -> None:
     print(f"{name:38} {score.mean:7.0f} [{score.low:.0f}, {score.high:.0f}]  {metrics}", flush=True)
 
 
-def train(seed: int, device: str, max_steps: int, chosen: list[str]) -> tuple[Score, float]:
+def train(seed: int, device: str, preset: str | None, chosen: list[str]) -> tuple[Score, float]:
     with tempfile.TemporaryDirectory() as folder:
-        flags = [f"run.{key}" for key in (f"seed={seed}", f"device={device}", f"max_steps={max_steps}", "threads=1")]
+        flags = [f"run.{key}" for key in (f"seed={seed}", f"device={device}", "threads=1")]
         began = time.perf_counter()
         training = make_training(
-            resolve(assignments=["allocation.variant=matched", *flags, *chosen]).settings, Path(folder) / "run"
+            resolve(preset=preset, assignments=["allocation.variant=matched", *flags, *chosen]).settings,
+            Path(folder) / "run",
         )
         for update in training.updates():
             if update.score:
@@ -95,9 +96,9 @@ def train(seed: int, device: str, max_steps: int, chosen: list[str]) -> tuple[Sc
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--seeds", type=int, default=3)
-    arguments.add_argument("--jobs", type=int, default=3, help="how many train at a time, one thread each")
-    arguments.add_argument("--max-steps", type=int, default=600_000)
+    arguments.add_argument("--seeds", type=int, default=2)
+    arguments.add_argument("--jobs", type=int, default=2, help="how many train at a time, one thread each")
+    arguments.add_argument("--preset")
     arguments.add_argument("--baselines", action="store_true", help="only the schedulers and their alternatives")
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     given = arguments.parse_args()
@@ -113,7 +114,7 @@ def main() -> None:
     if given.baselines:
         return
     bar = max(scores["greedy"], scores["assignment"], key=lambda score: score.mean)
-    jobs = [(seed, given.device, given.max_steps, given.set) for seed in range(given.seeds)]
+    jobs = [(seed, given.device, given.preset, given.set) for seed in range(given.seeds)]
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         trained = pool.starmap(train, jobs, chunksize=1)
     for seed, (score, seconds) in enumerate(trained):

@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other: `make bench`. About half an hour on 2 cores; results/ holds the numbers."""
+"""Every benchmark, one after the other: `make bench`. About an hour on 2 cores; results/ holds the numbers."""
 
 from __future__ import annotations
 

@@ -64,8 +64,12 @@ def named(page: Path) -> str:
 
 def presets() -> str:
     """What a preset and a variant change, setting by setting."""
-    columns = {"--preset document": PRESETS["document"], "--variant matched": VARIANT_DEFAULTS["matched"]}
-    lines = [f"| setting | default | {' | '.join(f'`{name}`' for name in columns)} |", "|---|---|---|---|"]
+    columns = {f"--preset {name}": values for name, values in PRESETS.items()}
+    columns["--variant matched"] = VARIANT_DEFAULTS["matched"]
+    lines = [
+        f"| setting | default | {' | '.join(f'`{name}`' for name in columns)} |",
+        "|---|---|" + "---|" * len(columns),
+    ]
     for field in fields():
         section, _, name = field.key.partition(".")
         changed = [column.get(section, {}).get(name) for column in columns.values()]

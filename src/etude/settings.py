@@ -37,15 +37,19 @@ NOT_SETTINGS = {"ETUDE_DEBUG"}
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "document": {"ppo": DOCUMENT, "network": {"hidden": [256, 256, 128], "activation": "relu"}},
+    "wide": {
+        "ppo": {"envs": 1024, "epochs": 4, "minibatch": 8192, "lr": 5e-3},
+        "run": {"max_steps": 3_000_000, "eval_every": 250_000, "checkpoint_every": 500_000},
+    },
 }
-"""Named groups of settings; `document` has the source document's hyper-parameters."""
+"""Named groups of settings; `document` has the source document's hyper-parameters, `wide` large batches for a GPU."""
 
 VARIANT_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "document": {},
     "matched": {
         "allocation": {"agents": 16, "slots": 64},
         "ppo": {"envs": 128, "epochs": 2, "gamma": 0.95, "entropy_coef": 0.001},
-        "run": {"max_steps": 600_000, "eval_every": 50_000},
+        "run": {"max_steps": 450_000, "eval_every": 50_000},
     },
 }
 """Defaults that depend on allocation.variant."""

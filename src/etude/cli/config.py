@@ -26,7 +26,8 @@ Assignments = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as ppo.lr=0.001; may be repeated."),
 ]
 Preset = Annotated[
-    str | None, typer.Option(metavar="document", help="`document`: the source document's hyper-parameters.")
+    str | None,
+    typer.Option(metavar="document|wide", help="The source document's hyper-parameters, or batches for a GPU."),
 ]
 
 

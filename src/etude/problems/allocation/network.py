@@ -26,7 +26,7 @@ DISTRIBUTIONS: dict[str, tuple[Distribution, Distribution, Distribution]] = {
 """What accept, allocate and collaborate are drawn from."""
 
 
-FITS = 4
+FITS = 3
 """Numbers that say how a task suits an agent."""
 
 
@@ -256,15 +256,14 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _fit(obs: Obs) -> Tensor:
-    """How each task suits each agent (n, agents, slots, FITS): expertise, worth, worth a step, time to spare."""
+    """How each task suits each agent (n, agents, slots, FITS): expertise, expertise·priority, time to spare."""
     agents, tasks = obs["agents"], obs["tasks"]
     types = len(TASK_TYPES)
     match = agents[..., -types:] @ tasks[..., -types:].mT  # (n, agents, slots)
     work, priority, left = tasks[:, None, :, 1], tasks[:, None, :, 2], tasks[:, None, :, 3]
     pace = (match * agents[..., :1]).clamp(min=0.05)
-    rate = match * priority * pace / work.clamp(min=0.05)
     spare = left - work / pace * (WORK / LONGEST)  # in units of LONGEST steps
-    return torch.stack([match, match * priority, rate.clamp(min=0.01).log() / 2, spare.clamp(-1, 1)], 3)
+    return torch.stack([match, match * priority, spare.clamp(-1, 1)], 3)
 
 
 def _choose_in_turn(scores: Tensor) -> Tensor:
