@@ -166,7 +166,11 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: Captured) -> None:
 def test_an_interrupted_run_says_how_to_go_on(signum: signal.Signals, code: int, tmp_path: Path) -> None:
     command = train_command(tmp_path / "a", run__max_steps="1000000")
     with subprocess.Popen(
-        [sys.executable, "-m", "etude.cli", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "etude.cli", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     ) as process:
         wait_for(lambda: len(checkpoints(tmp_path / "a" / "checkpoints")) > 1)
         process.send_signal(signum)
