@@ -123,7 +123,7 @@ def main() -> None:
     print(f"above the better of greedy and assignment: {sentence(100 * gains, '%')} (wanted ≥ 10 %)")
     pairs = [np.array(score.returns) - np.array(bar.returns) for score, _ in trained]
     save(
-        "matched",
+        f"matched_{given.preset}" if given.preset else "matched",
         {
             "baselines": {name: score.to_json() for name, score in scores.items()},
             "learned": [score.to_json() | {"seconds": seconds} for score, seconds in trained],
