@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --no-compile
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
-RECIPE := pyproject.toml constraints.txt
+RECIPE := pyproject.toml constraints.txt encoders.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench clean
@@ -31,7 +31,7 @@ check: $(DEV) ## ruff, mypy --strict and the architecture test
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 bench: $(DEV) ## run the benchmarks, peers beside ours
-	$(BIN)/python benchmarks/run_all.py
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/run_all.py
 
 clean: ## remove the environment, caches and builds; runs/ stays
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -51,4 +51,5 @@ $(RUNTIME): $(RECIPE)
 
 $(DEV): $(RUNTIME)
 	$(PIP) -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps -r encoders.txt
 	@touch $@

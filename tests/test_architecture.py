@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 # A room is a folder of src/etude, or a module beside them. It may import itself and the rooms named here.
 ALLOWED: dict[str, str] = {
     "contracts": "",
-    "problems": "contracts",
+    "problems": "text contracts",  # workflows are asked for in words
     "text": "contracts",
     "evidence": "contracts",
     "orchestrator": "problems contracts",
@@ -46,7 +46,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gymnasium": ALLOCATION_FACES,
     "pettingzoo": ALLOCATION_FACES,
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
-    **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy", "sqlite3"), ("adapters/",)),
+    **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy"), ("adapters/",)),
+    "sqlite3": ("adapters/", "text/cache.py"),
     **dict.fromkeys(("nats", "aiobotocore", "boto3", "botocore", "minio", "obstore", "s3fs"), ("adapters/",)),
 }
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from etude.serving.runtime import LoadedPolicy
+from typing import Any
 
 __all__ = ["__version__", "load"]
 
@@ -17,9 +14,10 @@ with suppress(ImportError):  # Gymnasium is optional, and knows an environment o
     from etude.problems.allocation import registration as registration
 
 
-def load(path: str | Path, *, seed: int = 0) -> LoadedPolicy:
+def load(path: str | Path, *, seed: int = 0) -> Any:
     """The best policy of a run, ready to act: `etude.load("runs/a").act(observation)`.
 
+    A workflow run gives a planner: `etude.load("runs/p1").plan("Summarise the report and mail it")`.
     `path` is a run folder, or one checkpoint in it. `seed` starts the draws of `act(…, deterministic=False)`.
     """
     from etude.contracts.errors import MissingExtraError

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from dataclasses import field as dataclass_field
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
@@ -25,15 +26,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from etude.contracts.errors import ConfigError
 from etude.learning.health import HealthConfig
+from etude.learning.imitation import ImitationConfig
 from etude.learning.ppo import DOCUMENT, PPOConfig
 from etude.learning.train import RunConfig, Stage
 from etude.problems.allocation.network import NetworkConfig
 from etude.problems.allocation.world import AllocationConfig
+from etude.problems.workflow.network import PlannerConfig
+from etude.problems.workflow.plan import Limits
 
 FILE = "etude.yaml"
 PREFIX = "ETUDE_"
 NOT_SETTINGS = {"ETUDE_DEBUG"}
 """Variables of ours that set nothing in the tree."""
+OF_THE_RUN = {"problem", "phase", "data"}
+"""What config.json keeps beside settings: what a run is about."""
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "document": {"ppo": DOCUMENT, "network": {"hidden": [256, 256, 128], "activation": "relu"}},
@@ -63,8 +69,18 @@ FLAGS = {
     "--max-steps": "run.max_steps",
     "--device": "run.device",
     "--tracker": "run.trackers",
+    "--encoder": "planner.encoder",
+    "--epochs": "training.phase1_supervised.num_epochs",
+    "--batch-size": "training.phase1_supervised.batch_size",
 }
 """Command-line flags with a name of their own; `--set key=value` reaches the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The two phases in which a planner learns, under the source document's names."""
+
+    phase1_supervised: ImitationConfig = dataclass_field(default_factory=ImitationConfig)
 
 
 class Settings(BaseModel):
@@ -75,6 +91,9 @@ class Settings(BaseModel):
 
     allocation: AllocationConfig = AllocationConfig()
     network: NetworkConfig = NetworkConfig()
+    limits: Limits = Limits()
+    planner: PlannerConfig = PlannerConfig()
+    training: TrainingSettings = TrainingSettings()
     ppo: PPOConfig = PPOConfig()
     run: RunConfig = RunConfig()
     health: HealthConfig = HealthConfig()
@@ -91,7 +110,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One value from one source. The key has two parts, `ppo.lr`, or is `curriculum`."""
+    """One value from one source. The key names a setting, `ppo.lr`, or is `curriculum`."""
 
     key: str
     value: Any
@@ -126,7 +145,7 @@ def resolve(
 
 def restore(tree: Mapping[str, Any], *, source: Path) -> Settings:
     """Settings as config.json keeps them; the same checks as for a file."""
-    values = {key: value for key, value in tree.items() if key != "problem"}
+    values = {key: value for key, value in tree.items() if key not in OF_THE_RUN}
     return _build([Assignment(key, value, str(source)) for key, value in _flatten(values)]).settings
 
 
@@ -135,11 +154,11 @@ def _build(assignments: Sequence[Assignment]) -> Resolved:
     origins = dict.fromkeys((field.key for field in fields()), "default")
     for assignment in assignments:
         _check_key(assignment)
-        section, _, name = assignment.key.partition(".")
-        if name:
-            tree.setdefault(section, {})[name] = assignment.value
-        else:
-            tree[section] = assignment.value
+        *path, name = assignment.key.split(".")
+        section = tree
+        for part in path:
+            section = section.setdefault(part, {})
+        section[name] = assignment.value
         origins[assignment.key] = assignment.origin
     try:
         return Resolved(settings=Settings.model_validate_json(json.dumps(tree, default=str)), origins=origins)
@@ -152,10 +171,10 @@ def _check_key(assignment: Assignment) -> None:
     if assignment.key in known:
         return
     section = assignment.key.partition(".")[0]
-    if assignment.key in Settings.model_fields:
+    if assignment.key in sections():
         raise ConfigError(
-            f"{section} is {assignment.value!r} ({assignment.origin}): expected its settings by name, such as "
-            f"`{next(key for key in known if key.startswith(section))}`"
+            f"{assignment.key} is {assignment.value!r} ({assignment.origin}): expected its settings by name, such as "
+            f"`{next(key for key in known if key.startswith(f'{assignment.key}.'))}`"
         )
     if section == "curriculum":
         raise ConfigError(
@@ -176,7 +195,7 @@ def suggest(key: str) -> str:
     guesses = [
         *(k for k in known if k.rpartition(".")[2] == (name or section)),
         *(f"{section}.{close}" for close in difflib.get_close_matches(name, here)),
-        *difflib.get_close_matches(key, [*known, *Settings.model_fields]),
+        *difflib.get_close_matches(key, [*known, *sections()]),
     ]
     return f"did you mean {guesses[0]!r}? " if guesses else ""
 
@@ -184,10 +203,11 @@ def suggest(key: str) -> str:
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:
     """One line per wrong setting: what, where, expected what, what to do."""
     told: set[str] = set()
+    known = {field.key for field in fields()}
     misspelt = "unexpected_keyword_argument"  # told first: a missing one is then its consequence
     for wrong in sorted(error.errors(include_url=False), key=lambda e: e["type"] != misspelt):
         path = [str(part) for part in wrong["loc"]]
-        key = path[0] if path[0] == "curriculum" else ".".join(path[:2])
+        key = next(k for k in (".".join(path[:i]) for i in range(1, len(path) + 1)) if k in known)
         if key in told:
             continue
         told.add(key)
@@ -248,10 +268,12 @@ def _flatten(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _flatten_value(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if key in Settings.model_fields and (value is None or value == {}):
+    is_section = key in sections()
+    if is_section and (value is None or value == {}):
         return
-    if isinstance(value, Mapping) and value and "." not in key:
-        yield from ((f"{key}.{name}", inner) for name, inner in value.items())
+    if isinstance(value, Mapping) and value and (is_section or "." not in key):
+        for name, inner in value.items():
+            yield from _flatten_value(f"{key}.{name}", inner)
     else:
         yield key, value
 
@@ -295,7 +317,7 @@ def _lines(node: yaml.MappingNode, path: Path, prefix: str = "") -> Iterator[tup
             raise ConfigError(f"{path}, line {name.start_mark.line + 1}: {key!r} stands there twice: keep one of them")
         seen.add(key)
         yield key, name.start_mark.line + 1
-        if isinstance(value, yaml.MappingNode) and not prefix:
+        if isinstance(value, yaml.MappingNode) and (not prefix or key in sections()):
             yield from _lines(value, path, f"{key}.")
 
 
@@ -329,23 +351,26 @@ class Field:
 def fields() -> tuple[Field, ...]:
     """Every setting in the order of the tree."""
     own = _docs(Settings)
-    found = []
-    for section, info in Settings.model_fields.items():
-        kind = info.annotation
-        if not isinstance(kind, type) or not is_dataclass(kind):
-            found.append(Field(key=section, type=describe(kind), default=info.default, doc=own[section]))
-            continue
-        hints, docs = get_type_hints(kind, include_extras=True), _docs(kind)
-        found += [
-            Field(
-                key=f"{section}.{f.name}",
-                type=describe(hints[f.name]),
-                default=getattr(info.default, f.name),
-                doc=docs.get(f.name, ""),
-            )
-            for f in dataclass_fields(kind)
-        ]
+    found: list[Field] = []
+    for name, info in Settings.model_fields.items():
+        found += _fields_of(name, info.annotation, info.default, own.get(name, ""))
     return tuple(found)
+
+
+def _fields_of(key: str, kind: Any, default: Any, doc: str) -> Iterator[Field]:
+    if not isinstance(kind, type) or not is_dataclass(kind):
+        yield Field(key=key, type=describe(kind), default=default, doc=doc)
+        return
+    hints, docs = get_type_hints(kind, include_extras=True), _docs(kind)
+    for f in dataclass_fields(kind):
+        yield from _fields_of(f"{key}.{f.name}", hints[f.name], getattr(default, f.name), docs.get(f.name, ""))
+
+
+@cache
+def sections() -> frozenset[str]:
+    """Every dotted prefix of a setting: `ppo`, `training`, `training.phase1_supervised`."""
+    parts = (field.key.split(".") for field in fields())
+    return frozenset(".".join(path[:i]) for path in parts for i in range(1, len(path)))
 
 
 def _docs(kind: type) -> dict[str, str]:
@@ -353,8 +378,8 @@ def _docs(kind: type) -> dict[str, str]:
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        match field, below:
+    for line, below in zip(body.body, body.body[1:], strict=False):
+        match line, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 found[name] = inspect.cleandoc(text)
     return found

@@ -52,8 +52,10 @@ def show(preset: Preset = None, config: ConfigFile = None, assignments: Assignme
     values = resolved.settings.model_dump(mode="json")
     rows = []
     for key, origin in resolved.origins.items():
-        section, _, name = key.partition(".")
-        cells = [key, setting(values[section][name] if name else values[section]), origin]
+        value: Any = values
+        for part in key.split("."):
+            value = value[part]
+        cells = [key, setting(value), origin]
         style = "dim" if origin == "default" else "bold"
         rows.append([f"[{style}]{escape(cell)}[/]" for cell in cells])
     console().print(table("setting", "value", "from", rows=rows))
@@ -81,7 +83,7 @@ def to_markdown(found: Sequence[Field]) -> str:
     lines: list[str] = []
     section = ""
     for field in found:
-        own, _, name = field.key.partition(".")
+        own, _, name = field.key.rpartition(".") if "." in field.key else (field.key, "", "")
         if own != section:
             section = own
             lines += ["", f"## {section}", "", "| setting | takes | default | what it does |", "|---|---|---|---|"]
@@ -93,7 +95,7 @@ def to_markdown(found: Sequence[Field]) -> str:
 def _fields(key: str | None) -> list[Field]:
     from etude.settings import fields, suggest
 
-    found = [field for field in fields() if key in (None, field.key, field.key.partition(".")[0])]
+    found = [field for field in fields() if key is None or f"{field.key}.".startswith(f"{key}.")]
     if not found:
         raise ConfigError(f"there is no setting {key!r}: {suggest(key or '')}`etude config explain` lists them all")
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from etude.cli import workflow
 from etude.cli.display import console, print_json, table
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ LATENCY_CALLS = 1000
 
 def evaluate_run(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint in it.", show_default=False)],
+    data: Annotated[
+        Path | None, typer.Option(help="Of a planner: expert workflows to hold its plans against.", show_default=False)
+    ] = None,
+    catalogue: Annotated[
+        Path | None, typer.Option(help="Of a planner: whose ids `--data` speaks in.", show_default="the run's")
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes that each policy plays.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of the episodes; the same for all policies.")] = HELD_OUT_SEED,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training.")] = False,
@@ -30,10 +37,15 @@ def evaluate_run(
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure a policy over whole episodes, beside simpler ones."""
-    from etude.bootstrap import read_policy
+    """Measure a policy over whole episodes, beside simpler ones; a planner on expert workflows."""
+    from etude.bootstrap import problem_of, read_policy
     from etude.contracts.errors import ConfigError
 
+    if problem_of(run) == "workflow":
+        if data is None:
+            raise ConfigError("--data is missing: a planner is measured on a file of expert workflows")
+        workflow.evaluate(run, data, catalogue, as_json=as_json)
+        return
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device is {device!r}: expected one of auto, cpu, cuda")
     trained = read_policy(run)

@@ -28,7 +28,7 @@ def list_runs(root: Annotated[Path, typer.Argument(help="Where to look.")] = Pat
     if not found:
         console().print(f"no runs below {escape(str(root))}: `etude train allocation` makes one", soft_wrap=True)
         return
-    columns = ("run", "problem", "seed", "steps", "budget", "best return", "time", "state")
+    columns = ("run", "problem", "seed", "steps", "budget", "best score", "time", "state")
     rows, broken = [], []
     for folder in found:
         try:
@@ -36,17 +36,30 @@ def list_runs(root: Annotated[Path, typer.Argument(help="Where to look.")] = Pat
         except (EtudeError, KeyError, TypeError) as error:  # one broken run must not hide the others
             rows.append([escape(str(folder.path)), *["–"] * 6, "[red]unreadable[/]"])
             broken.append(f"{folder.path}: {error}")
-    console().print(table(*columns, rows=rows, right=("seed", "steps", "budget", "best return", "time")))
+    console().print(table(*columns, rows=rows, right=("seed", "steps", "budget", "best score", "time")))
     for line in broken:
         console(stderr=True).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
 
 
 def _row(folder: RunFolder) -> list[str]:
     config, rows = folder.config(), folder.read_metrics()
-    run, world = config["run"], config["allocation"]
-    problem = f"{config['problem']} {world['variant']} {world['agents']}×{world['slots']}"
-    numbers = [f"{_step(rows):,}", f"{run['max_steps']:,}", _best(rows), _time(rows)]
-    return [escape(str(folder.path)), problem, str(run["seed"]), *numbers, _state(folder)]
+    numbers = [f"{_step(rows):,}", f"{_budget(config):,}", _best(rows), _time(rows)]
+    return [escape(str(folder.path)), _problem(config), str(config["run"]["seed"]), *numbers, _state(folder)]
+
+
+def _problem(config: dict[str, Any]) -> str:
+    if config["problem"] == "workflow":
+        return f"workflow phase {config['phase']}"
+    world = config["allocation"]
+    return f"{config['problem']} {world['variant']} {world['agents']}×{world['slots']}"
+
+
+def _budget(config: dict[str, Any]) -> int:
+    """Environment steps, or epochs of a planner."""
+    if config["problem"] != "workflow":
+        return int(config["run"]["max_steps"])
+    phase = config["training"]["phase1_supervised"]
+    return int(phase["num_epochs"] + phase["final_epochs"])
 
 
 def _state(folder: RunFolder) -> str:
@@ -66,7 +79,8 @@ def _time(rows: list[dict[str, Any]]) -> str:
 
 def _best(rows: list[dict[str, Any]]) -> str:
     returns = [row["eval_return"] for row in rows if "eval_return" in row]
-    return f"{max(returns):,.1f}" if returns else "–"
+    scores = [row["validation_score"] for row in rows if "validation_score" in row]
+    return f"{max(returns):,.1f}" if returns else f"{max(scores):.3f}" if scores else "–"
 
 
 @app.command()
@@ -78,8 +92,10 @@ def show(run: RunPath) -> None:
     folder = RunFolder(find_root(run))
     rows, screen = folder.read_metrics(), console()
     screen.print(f"[bold]{escape(str(folder.path))}[/]  {_state(folder)}", soft_wrap=True)
-    budget = folder.config()["run"]["max_steps"]
-    screen.print(f"step {_step(rows):,} of {budget:,}, {_time(rows)}, best return {_best(rows)}\n", soft_wrap=True)
+    config = folder.config()
+    score = "validation score" if config["problem"] == "workflow" else "return"
+    progress = f"step {_step(rows):,} of {_budget(config):,}, {_time(rows)}, best {score} {_best(rows)}\n"
+    screen.print(progress, soft_wrap=True)
     screen.print(table("setting", "value", "default", rows=_differences(folder)))
     evaluations = [row for row in rows if "eval_return" in row]
     if evaluations:
@@ -91,18 +107,17 @@ def show(run: RunPath) -> None:
 def _differences(folder: RunFolder) -> list[list[str]]:
     """Settings otherwise than the variant's defaults; the seed always."""
     from etude.bootstrap import read_settings
+    from etude.learning.runs import leaves
     from etude.settings import resolve
 
-    settings = read_settings(folder)
-    usual = resolve(flags={"--variant": settings.allocation.variant}).settings.model_dump(mode="json")
-    rows = [["allocation.variant", settings.allocation.variant, ""]]
-    for section, values in settings.model_dump(mode="json").items():
-        pairs = values.items() if isinstance(values, dict) else [("", values)]
-        for name, value in pairs:
-            default = usual[section][name] if name else usual[section]
-            key = f"{section}.{name}" if name else section
-            if value != default or key == "run.seed":
-                rows.append([key, escape(setting(value)), escape(setting(default))])
+    problem = folder.config()["problem"]
+    settings = read_settings(folder, problem)
+    variant = settings.allocation.variant
+    usual = dict(leaves(resolve(flags={"--variant": variant}).settings.model_dump(mode="json")))
+    rows = [["allocation.variant", variant, ""]] if problem == "allocation" else []
+    for key, value in leaves(settings.model_dump(mode="json")):
+        if value != usual[key] or key == "run.seed":
+            rows.append([key, escape(setting(value)), escape(setting(usual[key]))])
     return rows
 
 

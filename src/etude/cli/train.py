@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from etude.cli import workflow
 from etude.cli.config import Assignments, ConfigFile, Preset, resolve_settings
 from etude.cli.display import console, duration, print_json
 from etude.cli.progress import STOPPED, LiveDisplay, PlainDisplay, follow, interruptible
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(no_args_is_help=True, help="Train a policy; an interrupted run resumes where it stopped.")
+
+app.command("workflow")(workflow.train)
 
 
 @app.command()

@@ -5,7 +5,12 @@ EtudeError
 ├── CheckpointError    a checkpoint is missing, truncated, altered or of another problem
 ├── RunError           a run folder cannot be used as asked
 ├── ObservationError   an observation or action does not have the shape a policy or world takes
+├── CatalogueError     a catalogue cannot be read, contradicts itself, or offers nothing that can be done
+├── PlanError          a plan is not a DAG, or not one of its catalogue within its limits
+├── DataError          a record of a data file is not what its format says
+├── EndpointError      a service does not answer, or not with what was asked for
 └── MissingExtraError  an optional dependency is not installed
+    └── MissingPackageError  a package that comes without its own dependencies is not installed
 """
 
 
@@ -29,8 +34,31 @@ class ObservationError(EtudeError):
     """An observation or action does not have the shape a policy or world takes."""
 
 
+class CatalogueError(EtudeError):
+    """A catalogue cannot be read, contradicts itself, or offers nothing that can be done."""
+
+
+class PlanError(EtudeError):
+    """A plan is not a DAG, or not one of its catalogue within its limits."""
+
+
+class DataError(EtudeError):
+    """A record of a data file is not what its format says."""
+
+
+class EndpointError(EtudeError):
+    """A service does not answer, or not with what was asked for."""
+
+
 class MissingExtraError(EtudeError):
     """An optional dependency is not installed."""
 
     def __init__(self, *, needs: str, extra: str) -> None:
         super().__init__(f"this needs {needs!r}, which is not installed: pip install 'etude[{extra}]'")
+
+
+class MissingPackageError(MissingExtraError):
+    """A package is not installed that comes without its own dependencies, and so with none of our extras."""
+
+    def __init__(self, *, needs: str, install: str) -> None:
+        EtudeError.__init__(self, f"this needs {needs!r}, which is not installed: {install}")

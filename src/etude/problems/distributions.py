@@ -121,6 +121,15 @@ class Gaussian:
         return 0.5 + raw[..., 0], raw[..., 1].clamp(-4, 1)
 
 
+def masked(scores: Tensor, legal: Tensor) -> Tensor:
+    """Only a mask may say never: whatever the weights, every legal choice keeps a finite score."""
+    return finite(scores).masked_fill(~legal, -torch.inf)
+
+
+def finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(0.0).clamp(-1e4, 1e4)
+
+
 def sample_categorical(logits: Tensor, generator: Generator | None) -> Tensor:
     """Logits (…, k) to indices (…). A logit of −inf is never sampled while another is finite."""
     return (logits + gumbel(logits, generator)).argmax(-1)

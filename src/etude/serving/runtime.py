@@ -52,7 +52,7 @@ class LoadedPolicy:
         and the answer has one too. Of `matched`, `accept` holds the chosen slot, or the number of slots for none.
         """
         obs, is_batch = self._read(observation)
-        with torch.inference_mode(), _one_thread(only=len(next(iter(obs.values()))) <= ALONE):
+        with torch.inference_mode(), one_thread(only=len(next(iter(obs.values()))) <= ALONE):
             action = self._policy.choose(obs, greedy=deterministic, generator=self._draws(rng))
         arrays = {name: self._write(value if is_batch else value[0]) for name, value in action.items()}
         return arrays if self._named else np.stack([arrays[name] for name in COLUMNS], -1)
@@ -106,7 +106,7 @@ class LoadedPolicy:
 
 
 @contextmanager
-def _one_thread(*, only: bool) -> Iterator[None]:
+def one_thread(*, only: bool) -> Iterator[None]:
     """Setting the number of threads takes a microsecond; OpenMP keeps it for each calling thread by itself."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if only else before)

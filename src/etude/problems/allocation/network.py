@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 from etude.problems.allocation.matched import LONGEST, WORK
 from etude.problems.allocation.world import COLUMNS, TASK_TYPES, AllocationConfig
 from etude.problems.base import Action, Decision, Evaluation, Obs
-from etude.problems.distributions import Beta, Distribution, Gaussian, Levels, Threshold, gumbel
+from etude.problems.distributions import Beta, Distribution, Gaussian, Levels, Threshold, finite, gumbel, masked
 
 DISTRIBUTIONS: dict[str, tuple[Distribution, Distribution, Distribution]] = {
     "mixed": (Threshold(), Levels(), Threshold()),
@@ -215,10 +215,9 @@ class EntityPolicy(nn.Module):
                 return parts[0], parts
             scores = self.query(mixed) @ self.key(tasks).mT / tasks.shape[-1] ** 0.5 + self.urgency(tasks).mT
             scores = scores + (_fit(obs) * self.fit(mixed)[:, :, None]).sum(3)  # (n, agents, slots)
-        # Only a mask may say never: whatever the weights, every legal choice keeps a finite score.
-        scores = _finite(scores.float()).masked_fill(~obs["legal"][..., :-1], -torch.inf)
+        scores = masked(scores.float(), obs["legal"][..., :-1])
         # Relative to all slots together: whether to take is one choice, which to take another.
-        wait = _finite(parts[0]) + scores.logsumexp(2, keepdim=True).clamp(min=-10)
+        wait = finite(parts[0]) + scores.logsumexp(2, keepdim=True).clamp(min=-10)
         return torch.cat([scores, wait], 2), parts
 
     def _value(self, each: Tensor) -> Tensor:
@@ -249,10 +248,6 @@ class EntityPolicy(nn.Module):
             log_prob = log_prob + column.log_prob(part, action[name])
             entropy = entropy + column.entropy(part)
         return log_prob, entropy
-
-
-def _finite(x: Tensor) -> Tensor:
-    return x.nan_to_num(0.0).clamp(-1e4, 1e4)
 
 
 def _fit(obs: Obs) -> Tensor:

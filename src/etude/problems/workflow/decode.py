@@ -1,0 +1,102 @@
+"""Instructions to plans with a trained network: greedily for many at once, by a beam for one at a time.
+
+A beam keeps the most probable drafts. Of the plans it ends with, the one is taken that agrees best with all of them,
+each weighed by its probability (Kumar & Byrne, 2004): the most probable plan is not the least wrong one on average.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from etude.problems.base import Obs
+from etude.problems.distributions import finite, masked
+from etude.problems.workflow.encode import Library, Surroundings
+from etude.problems.workflow.grammar import Correction
+from etude.problems.workflow.metrics import f1
+from etude.problems.workflow.network import PlanPolicy, Reading
+from etude.problems.workflow.plan import Plan
+
+
+def ask(policy: PlanPolicy, surroundings: Surroundings, library: Library) -> Obs:
+    """Empty drafts about every instruction of a library, for a policy that decides within it from now on."""
+    policy.within(replace(surroundings, library=library))
+    return policy.rules.begin(len(library.mask)) | {"instruction": torch.arange(len(library.mask))}
+
+
+@torch.inference_mode()
+def plan_greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) -> list[Plan]:
+    """One plan for each draft, which are empty and have the row of their instruction."""
+    if not instructions:
+        return []
+    rules = policy.rules
+    rules.check(drafts)
+    reading, alive = policy.read(drafts["instruction"]), torch.arange(len(instructions), device=rules.device)
+    finished = {name: value.clone() for name, value in drafts.items()}
+    d = drafts
+    while len(alive):
+        action = policy.decide(d, *policy.follow(d, reading), reading, greedy=True)[0]
+        d, stopped = rules.grow(d, action)
+        for name, value in d.items():
+            finished[name][alive] = value
+        going = torch.nonzero(~stopped)[:, 0]
+        alive, reading, d = alive[going], reading.take(going), take(d, going)
+    return rules.plans(finished, instructions)
+
+
+@torch.inference_mode()
+def plan_by_beam(policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5) -> Plan:
+    """The plan of one draft, (1, …) tensors."""
+    rules = policy.rules
+    rules.check(draft)
+    read = policy.read(draft["instruction"])
+    d, total = draft, torch.zeros(1, device=rules.device)  # (beams,) log-probability
+    ended: list[tuple[float, Plan]] = []
+    while len(total) and (len(ended) < beam or float(total.max()) > ended[-1][0]):
+        reading = read.take(torch.zeros_like(d["length"]))
+        d, total, stopped = _extend(policy, d, total, reading, beam)
+        plans = rules.plans(take(d, stopped), [instruction] * len(stopped))
+        ended += zip(total[stopped].tolist(), plans, strict=True)
+        ended = sorted(ended, key=lambda found: -found[0])[:beam]
+        going = torch.ones_like(total, dtype=torch.bool).index_fill(0, stopped, False).nonzero()[:, 0]
+        d, total = take(d, going), total[going]
+    return _agreed(ended)
+
+
+def _extend(policy: PlanPolicy, d: Obs, total: Tensor, reading: Reading, beam: int) -> tuple[Obs, Tensor, Tensor]:
+    """The best `beam` drafts with one choice more, their log-probabilities, and which of them stopped."""
+    rules = policy.rules
+    h, nodes = policy.follow(d, reading)
+    correction = torch.full_like(d["length"], Correction.ABORT)
+    log_p = masked(policy.type_scores(d, h, reading), rules.task_types(d, correction)).log_softmax(1)
+    best = (total[:, None] + log_p).flatten().topk(min(beam, int(log_p.isfinite().sum())))
+    row, task_type = best.indices // log_p.shape[1], best.indices % log_p.shape[1]
+    d, h, nodes, reading, correction = take(d, row), h[row], nodes[row], reading.take(row), correction[row]
+    legal = rules.dependencies(d, task_type)
+    scores = finite(policy.link_scores(d, h, nodes, reading, task_type))
+    links = (scores > 0) & legal
+    certain = (torch.nn.functional.logsigmoid(scores.abs()) * legal).sum(1)
+    able = rules.workers_for(d, correction, task_type, links)
+    worker = masked(policy.worker_scores(d, h, reading, task_type), able).log_softmax(1).max(1)
+    action = {"correction": correction, "type": task_type, "links": links, "worker": worker.indices}
+    grown, stopped = rules.grow(d, action)
+    return grown, best.values + certain + worker.values, stopped.nonzero()[:, 0]
+
+
+def _agreed(ended: Sequence[tuple[float, Plan]]) -> Plan:
+    weights = [math.exp(score - ended[0][0]) for score, _ in ended]
+    plans = [plan for _, plan in ended]
+    return max(plans, key=lambda plan: sum(w * _likeness(plan, other) for w, other in zip(weights, plans, strict=True)))
+
+
+def _likeness(a: Plan, b: Plan) -> float:
+    nodes = f1([n.task_type for n in a.nodes], [n.task_type for n in b.nodes])
+    return nodes + f1(a.links, b.links) + (nodes >= 0.99)
+
+
+def take(d: Obs, rows: Tensor) -> Obs:
+    return {name: value[rows] for name, value in d.items()}

@@ -1,0 +1,131 @@
+"""Expert workflows to learn from: a training file in, checked examples out, and more of them made from few.
+
+The file is a JSON list of `{"instruction", "targets": {"task_types", "dependencies", "model_selections"}, "rewards"}`,
+ids into the catalogue. One bad record refuses the file and is named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from etude.contracts.errors import DataError, PlanError
+from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.workflow.plan import in_order
+
+
+class Targets(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    task_types: tuple[int, ...]
+    dependencies: tuple[tuple[int, ...], ...]
+    model_selections: tuple[int, ...] | None = None
+
+
+class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One instruction and the plan an expert made of it, nodes in topological order."""
+
+    instruction: str
+    targets: Targets
+    rewards: dict[str, float] | None = None
+
+
+def read_examples(path: Path, catalogue: Catalogue, *, max_nodes: int) -> list[Example]:
+    try:
+        records: Any = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): expected a training file") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON ({error}): expected a list of examples") from error
+    if not isinstance(records, list) or not records:
+        raise DataError(f"{path}: expected a list of examples, at least one, found {type(records).__name__}")
+    return [_example(record, f"{path}, record {i}", catalogue, max_nodes) for i, record in enumerate(records)]
+
+
+def _example(record: Any, where: str, catalogue: Catalogue, max_nodes: int) -> Example:
+    try:
+        example = msgspec.convert(record, Example)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{where}: {error}") from error
+    t = example.targets
+    count = len(t.task_types)
+    if not example.instruction.strip():
+        raise DataError(f"{where}: the instruction is empty")
+    if not 1 <= count <= max_nodes:
+        raise DataError(f"{where}: has {count} nodes, expected 1 to {max_nodes} (limits.max_nodes)")
+    if len(t.dependencies) != count:
+        raise DataError(f"{where}: has {count} task types, but dependencies for {len(t.dependencies)} nodes")
+    _check_ids(t.task_types, len(catalogue.task_types), f"{where}: task type")
+    for node, earlier in enumerate(t.dependencies):
+        _check_ids(earlier, count, f"{where}: node {node} depends on node")
+    if t.model_selections is not None:
+        if len(t.model_selections) != count:
+            raise DataError(f"{where}: has {count} task types, but {len(t.model_selections)} model selections")
+        _check_ids(t.model_selections, len(catalogue.workers), f"{where}: worker")
+    bad = [name for name, value in (example.rewards or {}).items() if not math.isfinite(value)]
+    if bad:
+        raise DataError(f"{where}: reward {bad[0]!r} is {(example.rewards or {})[bad[0]]!r}, expected a number")
+    try:
+        return _ordered(example)
+    except PlanError as error:
+        raise DataError(f"{where}: {error}; a plan has no cycles") from error
+
+
+def _check_ids(ids: Sequence[int], count: int, what: str) -> None:
+    for i in ids:
+        if not 0 <= i < count:
+            known = f"ids go from 0 to {count - 1}" if count else "there are none"
+            raise DataError(f"{what} {i} does not exist: {known}")
+
+
+def _ordered(example: Example) -> Example:
+    """Nodes in topological order, dependencies without repetition."""
+    t = example.targets
+    order = in_order(t.dependencies)
+    place = {old: new for new, old in enumerate(order)}
+    targets = Targets(
+        task_types=tuple(t.task_types[i] for i in order),
+        dependencies=tuple(tuple(sorted({place[j] for j in t.dependencies[i]})) for i in order),
+        model_selections=None if t.model_selections is None else tuple(t.model_selections[i] for i in order),
+    )
+    return msgspec.structs.replace(example, targets=targets)
+
+
+OPENINGS = ("Please ", "I want to ", "I need to ", "Help me: ", "Could you ", "")
+CONNECTIVES = (", then ", " and ", ". After that, ", ", and then ", "; next ", ", followed by ")
+
+
+def augment(examples: Sequence[Example], catalogue: Catalogue, count: int, rng: random.Random) -> list[Example]:
+    """`count` new examples: the plans of known ones, asked for in the words of the catalogue's descriptions.
+
+    Plans with rare task types come more often: each name meets its description, which is all that a task type added
+    later will have.
+    """
+    if not examples or count <= 0:
+        return []
+    uses = Counter(t for example in examples for t in example.targets.task_types)
+    rarity = [(sum(uses[t] for t in e.targets.task_types) / len(e.targets.task_types)) ** -0.5 for e in examples]
+    made = []
+    for example in rng.choices(examples, rarity, k=count):
+        asked = [_wording(catalogue, t, rng) for t in example.targets.task_types]
+        text = rng.choice(OPENINGS) + asked[0] + "".join(rng.choice(CONNECTIVES) + part for part in asked[1:])
+        made.append(Example(instruction=f"{text}.", targets=example.targets))
+    return made
+
+
+def _wording(catalogue: Catalogue, task_type: int, rng: random.Random) -> str:
+    entry = catalogue.task_types[task_type]
+    name = readable(entry.name).lower()
+    description = entry.description.strip().rstrip(".").lower()
+    return name if not description or rng.random() < 0.3 else description
+
+
+def readable(name: str) -> str:
+    """A name as words: `send_e-mail` and `Flights.Search` to a reader of text."""
+    return name.replace("_", " ").replace(".", " ").strip()

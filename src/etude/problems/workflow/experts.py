@@ -1,0 +1,367 @@
+"""What a learned workflow policy is measured beside: from random legal choices to an oracle that knows everything.
+
+`cheapest`, `best_single`, `greedy` and `rules` read the instruction by its keywords and differ in whom they choose and
+how they correct. `oracle` knows the best plan and the hidden skills; its return minus a policy's is the policy's
+regret. All choose through the rules' masks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from etude.problems.base import Action, Actor, Obs
+from etude.problems.workflow import phrases
+from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.workflow.grammar import Correction, Rules, Status, at
+from etude.problems.workflow.scenarios import Scenarios, from_examples
+from etude.problems.workflow.world import (
+    SECOND_WIND,
+    SLOWER,
+    ErrorCategory,
+    Tables,
+    WorkflowConfig,
+    charge,
+    flakiness,
+)
+
+NEVER = -1e6  # the value of what is not to be done
+COMPANY = 6  # workers that the oracle considers for a subtask
+CHUNK = 512  # episodes that it solves at a time
+ENOUGH = 0.5  # overlap from which a clause is about a task type
+STOP_WORDS = re.compile(r"(a|an|and|the|of|or|to|in|into|on|for|its|it|with|from|against|about|another|such|as)$")
+
+Score = Callable[[Obs, Tensor], Tensor]
+"""Drafts and task types (n,) to how much each worker is liked (n, W)."""
+Choice = Callable[[Obs], Tensor]
+"""Drafts to how much each correction is liked (n, 6)."""
+
+
+def baselines(
+    config: WorkflowConfig, *, device: torch.device | str = "cpu", scenarios: Scenarios | None = None
+) -> dict[str, Actor]:
+    tables = Tables(config, scenarios, device)
+    rules, read = tables.rules, read_all(tables.scenarios)
+    fresh = rules.begin(1)
+    widest = tables.worth(config).nan_to_num(neginf=0).sum(0)  # (W,): the best single worker has done well before
+
+    def dear(obs: Obs, task_type: Tensor) -> Tensor:
+        return -obs["price"]
+
+    def single(obs: Obs, task_type: Tensor) -> Tensor:
+        return torch.where(widest == widest.max(), 1.0, -obs["price"])
+
+    def praised(obs: Obs, task_type: Tensor) -> Tensor:
+        return fresh["success"].expand_as(obs["price"])
+
+    return {
+        "random": random_choice(rules),
+        "cheapest": Planner(tables, read, worker=dear, correction=stubborn),
+        "best_single": Planner(tables, read, worker=single, correction=stubborn),
+        "greedy": Planner(tables, read, worker=praised, correction=stubborn),
+        "rules": Planner(tables, read, worker=praised, correction=patient),
+        "oracle": Oracle(tables, config),
+    }
+
+
+def random_choice(rules: Rules) -> Actor:
+    """Uniform over what is legal, part by part; every second dependency."""
+
+    def act(obs: Obs, generator: Generator) -> Action:
+        def pick(legal: Tensor) -> Tensor:
+            return (torch.rand(legal.shape, generator=generator, device=legal.device) * legal).argmax(1)
+
+        correction = pick(rules.corrections(obs))
+        task_type = pick(rules.task_types(obs, correction))
+        free = rules.dependencies(obs, task_type)
+        links = free & (torch.rand(free.shape, generator=generator, device=free.device) < 0.5)
+        worker = pick(rules.workers_for(obs, correction, task_type, links))
+        return {"correction": correction, "type": task_type, "links": links, "worker": worker}
+
+    return act
+
+
+def stubborn(obs: Obs) -> Tensor:
+    """Try again as long as it is allowed, then give up."""
+    return _liking(obs, {Correction.RETRY: 1.0})
+
+
+def patient(obs: Obs) -> Tensor:
+    """Try again once, then somebody else, then go on without it."""
+    attempts = at(obs["attempts"], obs["failed"])
+    again, other = (attempts == 1) * 3.0, (attempts > 1) * 2.0
+    return _liking(obs, {Correction.RETRY: again, Correction.SWITCH: other, Correction.SKIP: 1.0})
+
+
+class Planner:
+    """Draws up a known plan for each instruction, its next node that is not there yet, until all are."""
+
+    def __init__(self, tables: Tables, plans: Scenarios, *, worker: Score, correction: Choice) -> None:
+        self.rules, self.worker, self.correction = tables.rules, worker, correction
+        self.types, self.links = plans.types.to(tables.rules.device), plans.links.to(tables.rules.device)
+
+    def __call__(self, obs: Obs, generator: Generator) -> Action:
+        rules, T = self.rules, self.rules.types
+        correction = _best(self.correction(obs), rules.corrections(obs))
+        plan, there = self.types[obs["instruction"]], obs["types"]  # (n, K) and (n, N)
+        same = (plan[:, :, None] == there[:, None]) & (plan >= 0)[:, :, None]  # (n, K, N)
+        open_ = (plan >= 0) & ~same.any(2)
+        following = open_.int().argmax(1)  # (n,): the first in the plan's order
+        wanted = torch.where(open_.any(1), at(plan, following), T)
+        liking = torch.nn.functional.one_hot(wanted, T + 1) * 2.0
+        liking[:, T] += 1
+        task_type = _best(liking, rules.task_types(obs, correction))
+        needs = self.links[obs["instruction"]].gather(1, following[:, None, None].expand(-1, 1, plan.shape[1]))[:, 0]
+        links = (needs[:, :, None] & same).any(1) & rules.dependencies(obs, task_type)
+        subject = torch.where(task_type < T, task_type, at(there, obs["failed"]).clamp(min=0))
+        legal = rules.workers_for(obs, correction, task_type, links)
+        worker = _best(self.worker(obs, subject), legal)
+        return {"correction": correction, "type": task_type, "links": links, "worker": worker}
+
+
+class Oracle(Planner):
+    """The best plan, and workers and corrections by dynamic programming over their hidden skills.
+
+    The state is (nodes to go, attempts at this one, whom it has proved to be beyond, corrections and replans left),
+    and its value is exact, but for this: latencies add up as if nothing ran in parallel; first workers are chosen while
+    planning, as if no correction would be needed before; limits of cost, time and quota are kept by the masks, not
+    foreseen; a node that is not worth another try ends the workflow, though 0.1 might be had from others; of the
+    workers able to do a task type, only the COMPANY of most worth are considered.
+    """
+
+    def __init__(self, tables: Tables, config: WorkflowConfig) -> None:
+        super().__init__(tables, tables.scenarios, worker=self._praise, correction=self._correct)
+        self.tables, self.config, self.limits = tables, config, config.limits
+        self.listed = self.rules.begin(1)["latency"]
+        worth = tables.worth(config)
+        most = min(COMPANY, int((worth > -torch.inf).sum(1).max()))
+        self.able = worth.topk(most, 1).indices  # (T, M)
+        self.joined = torch.arange(2**most, device=worth.device)[:, None] | 2 ** torch.arange(most, device=worth.device)
+        self._seen: Obs = {}  # the episodes of the tables below
+        self._values, self._choices = torch.empty(0), torch.empty(0)
+
+    def values(self, obs: Obs) -> Tensor:
+        """(n, K + 1, R + 1, C + 1) expected reward to come with k nodes done, r replans and c corrections left."""
+        names = ("instruction", "latency", "available")
+        n, rows = len(obs["instruction"]), torch.arange(len(obs["instruction"]), device=self.rules.device)
+        if self._seen and len(self._seen["instruction"]) == n:
+            rows = (~torch.stack([(self._seen[k] == obs[k]).view(n, -1).all(1) for k in names]).all(0)).nonzero()[:, 0]
+        else:
+            self._values, self._choices = self._empty(n)
+        for some in rows.split(CHUNK):
+            values, choices = self._solve({k: obs[k][some] for k in (*names, "price")})
+            self._values[some], self._choices[some] = values, choices
+        self._seen = {k: obs[k] for k in names}
+        return self._values.clone()
+
+    def _empty(self, n: int) -> tuple[Tensor, Tensor]:
+        """Values, and whom to choose (n, K, R + 1, A, sets of M workers, C + 1); −1 − worker is not worth it."""
+        R, A, C, K = self.limits.max_replans, self.limits.max_attempts, self.limits.max_corrections, self.types.shape[1]
+        values = torch.zeros((n, K + 1, R + 1, C + 1), device=self.rules.device)
+        shape = (n, K, R + 1, A, len(self.joined), C + 1)
+        return values, torch.zeros(shape, dtype=torch.int16, device=self.rules.device)
+
+    def _solve(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        plan = self.types[obs["instruction"]]  # (n, K)
+        values, choices = self._empty(len(plan))
+        values[:, plan.shape[1]] = self.config.alpha
+        for k in reversed(range(plan.shape[1])):
+            odds = self._odds(obs, plan[:, k].clamp(min=0))
+            start = torch.zeros_like(choices[:, k, 0, 0], dtype=torch.float32)  # (n, Z, C + 1) without any replan left
+            for r in range(self.limits.max_replans + 1):
+                for a in reversed(range(self.limits.max_attempts)):
+                    after = torch.nn.functional.pad(start.clamp(min=0)[..., :-1], (1, 0))  # a correction costs one
+                    start, best = self._attempt(odds, values[:, k + 1, r], after).max(2)
+                    chosen = self.able[plan[:, k].clamp(min=0)].gather(1, best.flatten(1)).view_as(best)
+                    choices[:, k, r, a] = torch.where(start > 0, chosen, -1 - chosen).short()
+                there = (plan[:, k] >= 0)[:, None]
+                values[:, k, r] = torch.where(there, start[:, 0].clamp(min=0), values[:, k + 1, r])
+        return values, choices
+
+    def _odds(self, obs: Obs, task_type: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(n, M) each: what a call earns before its outcome, how likely it errs by the way, and the skill."""
+        load = torch.where(self.listed > 0, (obs["latency"] / self.listed.clamp(min=1e-9) - 1) / SLOWER, 0.5)
+        allowed = self.rules.capable[task_type] & obs["available"]
+        price = torch.where(allowed, -charge(self.config, obs["price"], obs["latency"]), NEVER)
+        able = self.able[task_type]
+        return (
+            price.gather(1, able).float(),
+            flakiness(load).gather(1, able).float(),
+            self.tables.skill[task_type].gather(1, able),
+        )
+
+    def _attempt(self, odds: tuple[Tensor, Tensor, Tensor], then: Tensor, after: Tensor) -> Tensor:
+        """(n, Z, M, C + 1) the value of giving a node to each worker, by whom it is beyond and corrections left.
+
+        `then` (n, C + 1) is what follows once it is done, `after` (n, Z, C + 1) once it has failed.
+        """
+        price, flaky, skill = (x[:, None, :, None] for x in odds)
+        known = (self.joined == torch.arange(len(self.joined), device=then.device)[:, None])[None, :, :, None]
+        skill = torch.where(known, SECOND_WIND, skill)  # (n, Z, M, 1)
+        done = then[:, None, None] + self.config.shaped_reward
+        stuck = after[:, self.joined]  # (n, Z, M, C + 1)
+        return price + flaky * after[:, :, None] + (1 - flaky) * (skill * done + (1 - skill) * stuck)
+
+    def _choose(self, obs: Obs, task_type: Tensor) -> Tensor:
+        """(n,) whom to give this node next, planned or failed; −1 − worker where that is not worth it."""
+        self.values(obs)
+        limits, failed, n = self.limits, obs["failed"] >= 0, len(task_type)
+        attempts = torch.where(failed, at(obs["attempts"], obs["failed"]), 0)
+        used_up = attempts >= limits.max_attempts
+        replans = limits.max_replans - obs["replans"] - used_up.long()
+        left = limits.max_corrections - obs["corrections"] - failed.long()
+        first = ((obs["types"] < 0) | (obs["status"] == Status.DONE)).all(1)  # after a replan, what failed comes first
+        tried = obs["tried"].gather(1, self.able[task_type]) & (failed | first)[:, None]  # (n, M)
+        beyond = (tried * 2 ** torch.arange(tried.shape[1], device=tried.device)).sum(1)
+        k = (self.types[obs["instruction"]] == task_type[:, None]).int().argmax(1)
+        row = torch.arange(n, device=k.device)
+        stage = attempts * ~used_up
+        found = self._choices[row, k, replans.clamp(min=0), stage, beyond, left.clamp(min=0)].long()
+        return torch.where((left < 0) | (replans < 0), -1, found)
+
+    def _praise(self, obs: Obs, task_type: Tensor) -> Tensor:
+        chosen = self._choose(obs, task_type)
+        chosen = torch.where(chosen < 0, -1 - chosen, chosen)
+        return torch.nn.functional.one_hot(chosen, self.rules.workers) - obs["price"]
+
+    def _correct(self, obs: Obs) -> Tensor:
+        chosen, failed = self._choose(obs, at(obs["types"], obs["failed"]).clamp(min=0)), obs["failed"]
+        worth, same = chosen >= 0, chosen == at(obs["workers"], failed)
+        spoilt = obs["error"] >= ErrorCategory.MISSING_INPUT  # in a draft that was somebody else's
+        anew = spoilt | (worth & (at(obs["attempts"], failed) >= self.limits.max_attempts))
+        liking = {
+            Correction.RETRY: torch.where(worth & same & ~spoilt, 2.0, NEVER),
+            Correction.SWITCH: torch.where(worth & ~same & ~spoilt, 2.0, NEVER),
+            Correction.REPLAN: torch.where(anew, 3.0, NEVER),
+            Correction.SKIP: torch.where(spoilt, 1.0, NEVER),
+        }
+        return _liking(obs, liking)
+
+
+def read_all(scenarios: Scenarios) -> Scenarios:
+    """The instructions with the plans that their keywords suggest."""
+    reader = Reader(scenarios.catalogue, without=_unused(scenarios))
+    examples = ((text, *reader.read(text)) for text in scenarios.instructions)
+    return from_examples(examples, scenarios.catalogue)
+
+
+class Reader:
+    """Reads an instruction clause by clause, by keywords where there are some, else by the words of descriptions."""
+
+    def __init__(self, catalogue: Catalogue, *, without: set[str]) -> None:
+        patterns = (phrases.KEYWORDS.get(t.name) for t in catalogue.task_types)
+        self.patterns = [re.compile(rf"\b({pattern})") if pattern else None for pattern in patterns]
+        texts = ("" if t.name in without else f"{t.name} {t.description}" for t in catalogue.task_types)
+        words = [set(_stems(text)) for text in texts]
+        common = Counter(word for some in words for word in some)
+        self.weights = [{word: 1.0 / common[word] for word in some} for some in words]
+
+    def read(self, instruction: str) -> tuple[list[int], list[list[int]]]:
+        """Task types in the order of their mention, "before" and "first" heeded.
+
+        A step depends on the earlier ones that its clause names, else on the one before it where it says "it", else
+        on none. What a clause names last is done first: "mail a summary of the scan" is three steps.
+        """
+        found: list[int] = []
+        needs: dict[int, set[int]] = {}
+        held: list[str] = []  # a clause that waits for the next one
+        for clause in _clauses(instruction):
+            if clause.startswith(("before you", "do not")):
+                held = [clause]
+                continue
+            later = found[-1:] if re.search(r" (first|beforehand)$", clause) else []
+            for part in (clause, *held):
+                self._add(part, found, needs)
+            held = []
+            if later and found[-1:] != later:
+                earlier, b = found[-1], later[0]
+                found.remove(b)
+                found.append(b)
+                needs[earlier], needs[b] = needs[b] - {earlier}, {earlier}
+        types = found or [0]
+        place = {t: i for i, t in enumerate(types)}
+        return types, [sorted(place[j] for j in needs.get(t, ()) if place[j] < place[t]) for t in types]
+
+    def _add(self, clause: str, found: list[int], needs: dict[int, set[int]]) -> None:
+        named = self._match(clause)
+        told = set(named) & set(found)
+        if re.search(r"\b(it|that)\b", clause):
+            told |= set(found[-1:])
+        if re.search(r"\bboth\b", clause):
+            told |= set(found[-2:])
+        for t in reversed([t for t in named if t not in found]):
+            needs[t], told = told, {t}
+            found.append(t)
+
+    def _match(self, clause: str) -> list[int]:
+        """Types named in a clause, in the order in which they are."""
+        hits = {t: found.start() for t, p in enumerate(self.patterns) if p and (found := p.search(clause))}
+        if hits:
+            return sorted(hits, key=hits.__getitem__)
+        words = set(_stems(clause))
+        scores = [sum(weight for word, weight in some.items() if word in words) for some in self.weights]
+        best = max(range(len(scores)), key=scores.__getitem__)
+        return [best] if scores[best] >= ENOUGH else []
+
+
+def expert_examples(
+    scenarios: Scenarios, *, source: Literal["rules", "gold"] = "rules", noise: float = 0.0, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Training data in the source document's format, from the rule-based expert or from the best plans.
+
+    With `noise`, each node is dropped, of another type, without its dependencies or with another worker, each with
+    that chance: experts are not perfect.
+    """
+    plans, luck = read_all(scenarios) if source == "rules" else scenarios, Random(seed)
+    catalogue, absent = scenarios.catalogue, _unused(scenarios)
+    known = [i for i, t in enumerate(catalogue.task_types) if t.name not in absent]
+    workers = [(i, w) for i, w in enumerate(catalogue.workers) if w.name not in absent]
+    able = [[i for i, w in workers if w.task_types is None or t.name in w.task_types] for t in catalogue.task_types]
+    examples = []
+    for instruction, row, links in zip(plans.instructions, plans.types.tolist(), plans.links.tolist(), strict=True):
+        types = [luck.choice(known) if luck.random() < noise else t for t in row if t >= 0]
+        kept = [i for i in range(len(types)) if luck.random() >= noise] or [0]
+        needs = [
+            [] if luck.random() < noise else [new for new, j in enumerate(kept) if links[i][j] and j < i] for i in kept
+        ]
+        praised = [sorted(able[types[i]], key=lambda w: -(catalogue.workers[w].success_rate or 0.0)) for i in kept]
+        chosen = [luck.choice(some) if luck.random() < noise else some[0] for some in praised if some]
+        targets = {"task_types": [types[i] for i in kept], "dependencies": needs, "model_selections": chosen}
+        examples.append({"instruction": instruction, "targets": targets})
+    return examples
+
+
+def _unused(scenarios: Scenarios) -> set[str]:
+    """Newcomers that have not come: no best plan has a new task type."""
+    used = {scenarios.catalogue.task_types[t].name for t in scenarios.types.unique().tolist() if t >= 0}
+    return set() if used & set(scenarios.newcomers) else set(scenarios.newcomers)
+
+
+def _stems(text: str) -> list[str]:
+    words = re.findall(r"[a-z]+", text.lower())
+    return [re.sub(r"(ings?|ed|es|s|e)$", "", word) for word in words if not STOP_WORDS.match(word)]
+
+
+def _clauses(instruction: str) -> list[str]:
+    parts = re.split(r"[.;:!—]|, then|, and then|, but|,| and then | and | until you ", instruction.lower())
+    clauses = (re.sub(r"^(then|next|please|hi)\b,?", "", part.strip()).strip() for part in parts)
+    return [clause for clause in clauses if clause and not re.search(r"needed$|do not want|no need", clause)]
+
+
+def _best(liking: Tensor, legal: Tensor) -> Tensor:
+    return torch.where(legal, liking, -torch.inf).argmax(1)
+
+
+def _liking(obs: Obs, by_correction: Mapping[Correction, Tensor | float]) -> Tensor:
+    """(n, 6): named ones as given, abort 0, others never."""
+    liking = torch.full((len(obs["failed"]), len(Correction)), NEVER, device=obs["failed"].device)
+    liking[:, Correction.ABORT] = 0.0
+    for correction, value in by_correction.items():
+        liking[:, correction] = value
+    return liking

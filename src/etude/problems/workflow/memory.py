@@ -1,0 +1,161 @@
+"""Similar past queries as votes: how much the plans of past instructions that resemble this one speak for each choice.
+
+Kernel ridge regression from instructions to what their plans contain: each task type, each pair of types in a row (with
+the start and *stop*), each link. It is fitted in closed form, and so are its answers for the past instructions as if
+each had not been among them: what a network learns to trust while training is what it will see of new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, diags_array
+from torch import Tensor
+
+from etude.contracts.ports import TextEncoder
+from etude.problems.workflow.examples import Example
+from etude.text.ngrams import COLUMNS, ngram_counts
+from etude.text.sentence import sentences
+
+START = -1
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Past instructions and their plans. T task types; votes are (n, T + pairs + links)."""
+
+    types: int
+    pairs: Tensor  # (pairs, 2) long: a type, or START, and the one after it, or `types` for stop
+    links: Tensor  # (links, 2) long: source and target type
+    grams: csr_array  # (past, 2^18) TF-IDF rows at unit length
+    idf: Floats  # (2^18,)
+    vectors: Floats  # (past, width) sentence vectors
+    weights: Floats  # (past, columns)
+
+    @property
+    def columns(self) -> int:
+        return self.types + len(self.pairs) + len(self.links)
+
+    def votes(self, encoder: TextEncoder, texts: Sequence[str]) -> Tensor:
+        """(texts, columns) for instructions that are not in it."""
+        grams = weighted(counted(texts), self.idf)
+        kernel = _kernel(grams, sentences(encoder, texts), self._by_gram, self.vectors)
+        return torch.from_numpy(kernel @ self.weights)
+
+    @cached_property
+    def _by_gram(self) -> csr_array:
+        """(2^18, past): made once, a product with it is quick."""
+        return csr_array(self.grams.T)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        arrays = {
+            "grams.data": self.grams.data,
+            "grams.indices": self.grams.indices,
+            "grams.indptr": self.grams.indptr,
+            "idf": self.idf,
+            "vectors": self.vectors,
+            "weights": self.weights.astype(np.float16),
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()} | {
+            "pairs": self.pairs,
+            "links": self.links,
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Tensor], *, types: int) -> Memory:
+        data, indices, indptr = (state[f"grams.{part}"].numpy() for part in ("data", "indices", "indptr"))
+        return Memory(
+            types=types,
+            pairs=state["pairs"],
+            links=state["links"],
+            grams=csr_array((data, indices, indptr), shape=(len(indptr) - 1, COLUMNS)),
+            idf=state["idf"].numpy(),
+            vectors=state["vectors"].numpy(),
+            weights=state["weights"].float().numpy(),
+        )
+
+
+def remember(
+    encoder: TextEncoder, examples: Sequence[Example], *, types: int, ridge: float = 0.2
+) -> tuple[Memory, Tensor]:
+    """The memory of these examples, and their own votes, each as if it had not been among them."""
+    texts = [example.instruction for example in examples]
+    counts = counted(texts)
+    seen = np.bincount(counts.indices, minlength=COLUMNS)
+    idf = (np.log((1 + len(texts)) / (1 + seen)) + 1).astype(np.float32)
+    grams, vectors = weighted(counts, idf), sentences(encoder, texts)
+    pairs, links = _index(examples, types)
+    wanted = _indicators(examples, types, pairs, links)
+    gram_matrix = _kernel(grams, vectors, csr_array(grams.T), vectors)
+    inverse = np.linalg.inv(gram_matrix.astype(np.float64) + ridge * np.eye(len(texts)))
+    weights = inverse @ wanted
+    left_out = wanted - weights / np.diag(inverse)[:, None]
+    memory = Memory(
+        types=types,
+        pairs=torch.tensor(list(pairs), dtype=torch.long).view(-1, 2),
+        links=torch.tensor(list(links), dtype=torch.long).view(-1, 2),
+        grams=grams,
+        idf=idf,
+        vectors=vectors,
+        weights=weights.astype(np.float32),
+    )
+    return memory, torch.from_numpy(left_out.astype(np.float32))
+
+
+def _kernel(grams: csr_array, vectors: Floats, by_gram: csr_array, past_vectors: Floats) -> Floats:
+    """(texts, past): shared n-grams count most; near vectors stand in where words differ."""
+    lexical = (grams @ by_gram).toarray()
+    semantic = ((vectors @ past_vectors.T + 1) / 2) ** 6
+    kernel: Floats = (0.7 * lexical + 0.3 * semantic).astype(np.float32)
+    return kernel
+
+
+def counted(texts: Sequence[str]) -> csr_array:
+    c = ngram_counts(texts)
+    return csr_array((c.values, c.indices, c.indptr), shape=c.shape)
+
+
+def weighted(counts: csr_array, idf: Floats) -> csr_array:
+    """TF-IDF at unit length."""
+    rows = counts.astype(np.float32)
+    rows.data = (1 + np.log(rows.data)) * idf[rows.indices]
+    norms = np.sqrt(np.asarray(rows.multiply(rows).sum(1)).ravel())
+    return csr_array(diags_array(1 / np.maximum(norms, 1e-9)) @ rows, dtype=np.float32)
+
+
+def _steps(example: Example, types: int) -> list[tuple[int, int]]:
+    chosen = example.targets.task_types
+    return list(zip((START, *chosen), (*chosen, types), strict=True))
+
+
+def _links(example: Example) -> list[tuple[int, int]]:
+    t = example.targets
+    return [(t.task_types[j], t.task_types[i]) for i, earlier in enumerate(t.dependencies) for j in earlier]
+
+
+def _index(examples: Sequence[Example], types: int) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    pairs: dict[tuple[int, int], int] = {}
+    links: dict[tuple[int, int], int] = {}
+    for example in examples:
+        for pair in _steps(example, types):
+            pairs.setdefault(pair, len(pairs))
+        for link in _links(example):
+            links.setdefault(link, len(links))
+    return pairs, links
+
+
+def _indicators(
+    examples: Sequence[Example], types: int, pairs: Mapping[tuple[int, int], int], links: Mapping[tuple[int, int], int]
+) -> NDArray[np.float64]:
+    wanted = np.zeros((len(examples), types + len(pairs) + len(links)))
+    for row, example in enumerate(examples):
+        wanted[row, list(example.targets.task_types)] = 1
+        wanted[row, [types + pairs[pair] for pair in _steps(example, types)]] = 1
+        wanted[row, [types + len(pairs) + links[link] for link in _links(example)]] = 1
+    return wanted

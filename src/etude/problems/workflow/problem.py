@@ -1,0 +1,119 @@
+"""Workflow as a Problem: its worlds, planners and baselines over one set of scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from etude.contracts.errors import CheckpointError, ConfigError
+from etude.problems.base import Actor
+from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.workflow.encode import Known, Surroundings, make_library, surround
+from etude.problems.workflow.experts import baselines
+from etude.problems.workflow.lesson import Reader
+from etude.problems.workflow.memory import Memory
+from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.scenarios import Scenarios
+from etude.problems.workflow.world import Tables, WorkflowConfig, WorkflowWorld
+from etude.text.ngrams import COLUMNS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a planner brings along from an earlier training."""
+
+    known: Known
+    weights: Mapping[str, Tensor]
+    memory: Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowProblem:
+    """Without a `beginning` a planner is untrained, remembers nothing and knows the names of all that is not new."""
+
+    reader: Reader
+    config: WorkflowConfig = field(default_factory=WorkflowConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    beginning: Beginning | None = None
+    name: str = "workflow"
+
+    @property
+    def size(self) -> Mapping[str, int]:
+        return {}
+
+    def world(self, n: int, *, device: torch.device | str, phases: int = 1) -> WorkflowWorld:
+        """Episodes differ in length, so environments fall out of step by themselves, whatever the `phases`."""
+        return WorkflowWorld(self.config, n=n, device=device, scenarios=self.scenarios)
+
+    def policy(self) -> PlanPolicy:
+        """Its weights are those it begins with, if any. Nothing is dropped: PPO compares the same network's odds."""
+        config = replace(self.planner, dropout=0.0, word_dropout=0.0, vote_dropout=0.0, name_dropout=0.0)
+        policy = PlanPolicy(
+            config,
+            text_width=self.reader.encoder.width,
+            known_types=len(self.known.task_types),
+            known_workers=len(self.known.workers),
+            nodes=self.config.limits.max_nodes,
+        )
+        if self.beginning is not None:
+            try:
+                policy.load_state_dict(self.beginning.weights)
+            except RuntimeError as error:
+                raise CheckpointError(
+                    "the planner to begin with does not fit: it needs the same encoder, network and limits.max_nodes "
+                    f"({error!s:.300})"
+                ) from error
+        return policy.within(self.surroundings)
+
+    def baselines(self) -> Mapping[str, Actor]:
+        return baselines(self.config, scenarios=self.scenarios)
+
+    def resized(self, size: Mapping[str, int]) -> WorkflowProblem:
+        if size:
+            raise ConfigError(f"a curriculum cannot change the size of workflow problems: {sorted(size)} unknown")
+        return self
+
+    @cached_property
+    def scenarios(self) -> Scenarios:
+        return Tables(self.config, None, "cpu").scenarios
+
+    @cached_property
+    def known(self) -> Known:
+        return names(self.scenarios) if self.beginning is None else self.beginning.known
+
+    @cached_property
+    def surroundings(self) -> Surroundings:
+        """The scenarios' instructions, read once. A planner trained on others decides about these `within` them."""
+        encoder, types = self.reader.encoder, len(self.known.task_types)
+        memory = no_memory(types, encoder.width) if self.beginning is None else self.beginning.memory
+        votes = memory.votes(encoder, self.scenarios.instructions)
+        library = make_library(encoder, self.scenarios.instructions, votes, self.reader.tokenise)
+        return surround(encoder, self.scenarios.catalogue, self.config.limits, self.known, memory, library)
+
+
+def names(scenarios: Scenarios) -> Known:
+    """All of the catalogue but newcomers."""
+    catalogue: Catalogue = scenarios.catalogue
+    return Known(
+        task_types=tuple(t.name for t in catalogue.task_types if t.name not in scenarios.newcomers),
+        workers=tuple(w.name for w in catalogue.workers if w.name not in scenarios.newcomers),
+    )
+
+
+def no_memory(types: int, width: int) -> Memory:
+    """A memory without past queries: it votes for nothing."""
+    return Memory(
+        types=types,
+        pairs=torch.empty((0, 2), dtype=torch.long),
+        links=torch.empty((0, 2), dtype=torch.long),
+        grams=csr_array((0, COLUMNS), dtype=np.float32),
+        idf=np.ones(COLUMNS, np.float32),
+        vectors=np.empty((0, width), np.float32),
+        weights=np.empty((0, types), np.float32),
+    )

@@ -1,0 +1,523 @@
+"""Who should do this query: recorded outcomes in, a router fitted in closed form out.
+
+For each task type, kernel ridge regression from a query's text to every worker's score: with K the kernel of the past
+queries, centred and of mean diagonal 1, and r the ridge, A = K + r·11ᵀ + r·I and α = A⁻¹y for scores y less the
+workers' means. A new query has (k + r)α; a past one, as if it had not been among them, y − α / diag(A⁻¹). Text is used
+only for types where these left-out predictions choose better than the type's best worker by more than chance; the
+others have one prediction for all, which is the same with K = 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from etude.contracts.errors import CatalogueError, CheckpointError, DataError
+from etude.contracts.ports import TextEncoder
+from etude.problems.workflow.catalogue import Catalogue, Worker
+from etude.problems.workflow.memory import counted, weighted
+from etude.problems.workflow.replay import UNKNOWN, Curve, Replay, abilities, choose, curve
+from etude.text.ngrams import COLUMNS
+from etude.text.sentence import sentences
+
+Floats = NDArray[np.float64]
+RIDGES = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+SURE = 2.0
+"""Standard errors by which text must pay for a task type to be used there."""
+RECENT = 2000
+"""Queries of a task type that are learned from, the last ones: the time to fit grows with their cube."""
+LONGEST = 20_000
+"""Characters of a query that are read."""
+MIX = (0.4, 0.4, 0.2)
+"""Shares of n-grams, sentence vectors and surface in the kernel."""
+
+
+# Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Queries as the router reads them, one a row."""
+
+    counts: csr_array  # (n, 2^18) of n-grams
+    vectors: Floats  # (n, width) sentence vectors
+    surface: Floats  # (n, features)
+    length: Floats  # (n,) characters
+
+    def take(self, rows: NDArray[np.intp]) -> Texts:
+        parts = (self.counts, self.vectors, self.surface, self.length)
+        counts, vectors, surface, length = (part[rows] for part in parts)
+        return Texts(counts=counts, vectors=vectors, surface=surface, length=length)
+
+
+def read_texts(encoder: TextEncoder, texts: Sequence[str]) -> Texts:
+    short = [text[:LONGEST] for text in texts]
+    return Texts(
+        counts=counted(short),
+        vectors=sentences(encoder, short).astype(np.float64),
+        surface=np.array([_surface(text) for text in short]).reshape(len(texts), -1),
+        length=np.array([len(text) for text in texts], np.float64),
+    )
+
+
+MARKS = "\n?!,.:;$\\(=_[>\"'*"
+SIGNS = tuple(re.compile(sign) for sign in (r"\bdef |\breturn\b", r"\b[A-D][).]|\([A-D]\)", r"^\w+: ", r"\?\s*$"))
+
+
+def _surface(text: str) -> list[float]:
+    """What a glance sees: length, digits, capitals, marks, code, options to choose from."""
+    words, length = text.split(), max(1, len(text))
+    digits = sum(map(str.isdigit, text))
+    shares = [digits, sum(map(str.isupper, text)), sum(not c.isascii() for c in text)]
+    counts = [len(text), len(words), len(set(words)), digits, *(text.count(mark) for mark in MARKS)]
+    return [
+        *np.log1p(counts),
+        *(share / length for share in shares),
+        sum(map(len, words)) / max(1, len(words)),
+        *(float(bool(sign.search(text))) for sign in SIGNS),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """How alike texts are to m past ones of a task type. Every part is centred, and 1 on average with itself."""
+
+    grams: csr_array  # (m, 2^18) TF-IDF rows at unit length
+    vectors: Floats  # (m, width) less `centre`, at unit length
+    surface: Floats  # (m, features) less `mean`, in units of `deviation`
+    centre: Floats  # (width,)
+    mean: Floats  # (features,)
+    deviation: Floats  # (features,)
+    width: Floats  # (2,) squared distances that count as far, of vectors and of surface
+    columns: Floats  # (3, m) means by which each part is centred
+    scale: Floats  # (3,) what they are divided by
+
+    def of(self, texts: Texts, idf: NDArray[np.float32]) -> Floats:
+        """(n, m)."""
+        return self._centred(self._parts(*self._features(texts, idf)))
+
+    def _features(self, texts: Texts, idf: NDArray[np.float32]) -> tuple[csr_array, Floats, Floats]:
+        surface = np.clip((texts.surface - self.mean) / self.deviation, -3, 3)
+        return weighted(texts.counts, idf), _unit(texts.vectors - self.centre), surface
+
+    def _parts(self, grams: csr_array, vectors: Floats, surface: Floats) -> Floats:
+        """(3, n, m)."""
+        lexical = (grams @ self._by_gram).toarray().astype(np.float64)
+        near = _distances(vectors, self.vectors) / self.width[0]
+        similar = _distances(surface, self.surface) / self.width[1]
+        return np.stack([lexical, np.exp(-near), np.exp(-similar)])
+
+    @cached_property
+    def _by_gram(self) -> csr_array:
+        """(2^18, m): made once, a product with it is quick."""
+        return csr_array(self.grams.T)
+
+    def _centred(self, parts: Floats) -> Floats:
+        total = self.columns.mean(1)[:, None, None]
+        parts = parts - parts.mean(2, keepdims=True) - self.columns[:, None] + total
+        kernel: Floats = np.tensordot(np.array(MIX) / self.scale, parts, 1)
+        return kernel
+
+
+def make_kernel(texts: Texts, idf: NDArray[np.float32]) -> tuple[Kernel, Floats]:
+    """The kernel of these texts, and that of each with each (m, m)."""
+    m, mean, deviation = len(texts.length), texts.surface.mean(0), texts.surface.std(0)
+    empty = np.zeros((0, 0))
+    raw = Kernel(
+        grams=weighted(texts.counts, idf),
+        vectors=empty,
+        surface=empty,
+        centre=texts.vectors.mean(0),
+        mean=mean,
+        deviation=np.where(deviation > 1e-6, deviation, np.inf),  # what is the same everywhere says nothing
+        width=np.ones(2),
+        columns=np.zeros((3, m)),
+        scale=np.ones(3),
+    )
+    grams, vectors, surface = raw._features(texts, idf)
+    width = np.array([_typical(_distances(x, x)) for x in (vectors, surface)])
+    raw = replace(raw, vectors=vectors, surface=surface, width=width)
+    parts = raw._parts(grams, vectors, surface)
+    raw = replace(raw, columns=parts.mean(1))
+    diagonal = parts.diagonal(0, 1, 2).mean(1) - parts.mean((1, 2))  # what centring leaves of it
+    kernel = replace(raw, scale=np.where(diagonal > 1e-9, diagonal, np.inf))
+    return kernel, kernel._centred(parts)
+
+
+def _unit(x: Floats) -> Floats:
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / np.where(norms > 0, norms, 1)
+
+
+def _distances(x: Floats, y: Floats) -> Floats:
+    """(n, m) squared."""
+    squares: Floats = (x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * x @ y.T
+    return squares.clip(0)
+
+
+def _typical(squared: Floats) -> float:
+    apart = squared[squared > 1e-6]
+    return float(np.median(apart)) if len(apart) else 1.0
+
+
+# Fitting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """What is known of one task type. W workers."""
+
+    score: Floats  # (W,) whatever the text
+    cost: Floats  # (W,) share of what queries of that length cost in general
+    kernel: Kernel | None = None  # where text pays
+    ridge: float = 0.0
+    alpha: Floats | None = None  # (m, W)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """All a router has learned. G task types with outcomes, W workers with outcomes."""
+
+    workers: tuple[Worker, ...]
+    branches: Mapping[str, Branch]  # by task type; "" alone where none is known
+    mean: Floats  # (W,) scores
+    cost: Floats  # (2, W) USD of a query of no length, and of each character
+    sorter: Floats  # (features, G): how much a text is like each task type
+    idf: NDArray[np.float32]  # (2^18,)
+    unit_usd: float
+    best_single: str
+    frontier: Curve  # of the past queries, as if each had been new
+
+
+def ridge_regression(kernel: Floats, y: Floats, mask: NDArray[np.bool_], r: float) -> tuple[Floats, Floats]:
+    """α and left-out predictions, (m, W) both, of y where `mask`; of the rest, predictions are ordinary ones."""
+    alpha, left_out = np.zeros_like(y), np.zeros_like(y)
+    patterns, which = np.unique(mask, axis=1, return_inverse=True)
+    for i, pattern in enumerate(patterns.T):  # workers with the same queries share an inverse
+        rows, columns = np.flatnonzero(pattern), np.flatnonzero(which.ravel() == i)
+        cells = np.ix_(rows, columns)
+        inverse = np.linalg.inv(kernel[np.ix_(rows, rows)] + r * (1 + np.eye(len(rows))))
+        alpha[cells] = inverse @ y[cells]
+        left_out[:, columns] = (kernel[:, rows] + r) @ alpha[cells]
+        left_out[cells] = y[cells] - alpha[cells] / np.diag(inverse)[:, None]
+    return alpha, left_out
+
+
+def fit_router(replay: Replay, encoder: TextEncoder, texts: Texts | None = None) -> tuple[Router, Tensor]:
+    """The router, and its scores (n, W) for the replay's own queries, each as if it had not been among them.
+
+    Where not all outcomes are recorded, who was tried may depend on the task type, but not otherwise on the text (see
+    `Replay.completed`). Of a task type's queries the last RECENT count.
+    """
+    texts = texts or read_texts(encoder, replay.texts)
+    past, catalogue = replay.tried(), replay.catalogue
+    y, cost, mask, able = (x.numpy() for x in (past.score, past.cost_usd, past.mask, past.able))
+    worth = past.completed()[0].numpy()
+    mean = (y * mask).sum(0) / mask.sum(0)
+    groups, sorter, kinds = _sort(texts, past.types.numpy())
+    idf, line = _idf(texts.counts), _line(texts.length, cost, mask)
+    expected = np.maximum(line[0] + texts.length[:, None] * line[1], 0)
+    branches, left_out = {}, np.zeros_like(y)
+    for i, kind in enumerate(kinds):
+        every = np.flatnonzero(groups == i)
+        rows = every[-RECENT:]
+        share = _ratio((cost * mask)[every], (expected * mask)[every], mask[every])
+        branch, scores = _branch(texts.take(rows), idf, y[rows] - mean, mask[rows], worth[rows], able[rows], mean)
+        branches[catalogue.task_types[kind].name if kind >= 0 else ""] = replace(branch, cost=share)
+        left_out[every], left_out[rows] = branch.score, scores
+        expected[every] *= share
+    unit_usd = past.unit_usd()
+    learned = Learned(
+        workers=past.catalogue.workers,
+        branches=branches,
+        mean=mean,
+        cost=line,
+        sorter=sorter,
+        idf=idf,
+        unit_usd=unit_usd,
+        best_single=past.catalogue.workers[past.best_single()].name,
+        frontier=curve(_tensor(left_out), _tensor(expected), past, unit_usd=unit_usd),
+    )
+    router = Router(encoder, learned, catalogue)
+    return router, router.spread(_tensor(left_out))
+
+
+def _branch(
+    texts: Texts,
+    idf: NDArray[np.float32],
+    y: Floats,
+    mask: NDArray[np.bool_],
+    worth: Floats,
+    able: NDArray[np.bool_],
+    mean: Floats,
+) -> tuple[Branch, Floats]:
+    """One task type, and its queries' left-out scores; y (m, W) less the mean, `worth` (m, W) what a choice earns."""
+    total, count = (y * mask).sum(0), mask.sum(0)
+    plain = (total - y * mask) / (1 + count - mask)  # as `ridge_regression` with K = 0
+    branch = Branch(score=mean + total / (1 + count), cost=np.ones_like(mean))
+    rows = np.arange(len(y))
+
+    def earned(predicted: Floats) -> Floats:
+        gained: Floats = worth[rows, np.where(able, mean + predicted, -np.inf).argmax(1)]
+        return gained
+
+    if len(y) < 2:
+        return branch, mean + plain
+    kernel, matrix = make_kernel(texts, idf)
+    best, best_z = (branch, plain), SURE
+    for r in RIDGES:
+        alpha, left_out = ridge_regression(matrix, y, mask, r)
+        gain = earned(left_out) - earned(plain)
+        z = gain.mean() / (gain.std() / len(gain) ** 0.5 + 1e-9)
+        if z > best_z:
+            best_z = z
+            best = Branch(score=branch.score, cost=branch.cost, kernel=kernel, ridge=r, alpha=alpha), left_out
+    return best[0], mean + best[1]
+
+
+def _sort(texts: Texts, types: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats, list[int]]:
+    """Each query's group, how to find a text's (features, G), and the groups' task types; one group if none is known.
+
+    A query that does not say its type goes to the group its text is most like.
+    """
+    kinds = sorted({int(t) for t in types if t != UNKNOWN}) or [UNKNOWN]
+    features = _sorting(texts)
+    known = np.isin(types, kinds)
+    wanted = (types[known, None] == np.array(kinds)).astype(np.float64)
+    x = features[known]
+    sorter = np.linalg.solve(x.T @ x + np.eye(x.shape[1]), x.T @ wanted)
+    groups = np.where(known, np.searchsorted(kinds, types), (features @ sorter).argmax(1))
+    return groups, sorter, kinds
+
+
+def _sorting(texts: Texts) -> Floats:
+    """(n, features): what tells task types apart."""
+    ones = np.ones((len(texts.length), 1))
+    return np.concatenate([4 * texts.vectors, texts.surface, ones], 1)
+
+
+def _idf(counts: csr_array) -> NDArray[np.float32]:
+    seen = np.bincount(counts.indices, minlength=COLUMNS)
+    idf: NDArray[np.float32] = (np.log((1 + counts.shape[0]) / (1 + seen)) + 1).astype(np.float32)
+    return idf
+
+
+def _line(length: Floats, cost: Floats, mask: NDArray[np.bool_]) -> Floats:
+    """(2, W): a worker's cost of a query of no length, and of each character; the fewer there are, the less of it."""
+    count = mask.sum(0)
+    x, y = (mask * length[:, None]).sum(0) / count, (mask * cost).sum(0) / count
+    away = (length[:, None] - x) * mask
+    slope = np.maximum((away * (cost - y)).sum(0) / ((away**2).sum(0) * (1 + 1 / count) + 1e-9), 0)
+    return np.stack([y - slope * x, slope])
+
+
+def _ratio(cost: Floats, predicted: Floats, mask: NDArray[np.bool_]) -> Floats:
+    """(W,) what calls cost beside what they should, drawn to 1 as if by one more of the mean."""
+    one = predicted.sum(0) / np.maximum(mask.sum(0), 1)
+    total = predicted.sum(0) + one
+    return np.where(total > 0, (cost.sum(0) + one) / np.where(total > 0, total, 1), 1.0)
+
+
+def _tensor(x: Floats) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+# Deciding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What each worker would make of queries (n, W), and who may be chosen."""
+
+    score: Tensor
+    cost_usd: Tensor
+    able: Tensor  # bool
+
+
+class Router:
+    """Chooses workers under a catalogue that may have gained and lost entries since it was fitted.
+
+    A worker without outcomes is expected to score as the nearest one with outcomes does, by price, size and description
+    alike, and to cost as much more as its list price says. A task type without outcomes, or UNKNOWN, is taken for the
+    one its text is most like.
+    """
+
+    def __init__(self, encoder: TextEncoder, learned: Learned, catalogue: Catalogue) -> None:
+        if not catalogue.workers:
+            raise CatalogueError("the catalogue has no workers: there is nobody to choose, add one")
+        self.encoder, self.learned, self.catalogue = encoder, learned, catalogue
+        place = {worker.name: i for i, worker in enumerate(learned.workers)}
+        self._source = torch.tensor([place.get(w.name, -1) for w in catalogue.workers])
+        new = [i for i, source in enumerate(self._source.tolist()) if source < 0]
+        if new:
+            self._source[new] = _nearest(encoder, [catalogue.workers[i] for i in new], learned.workers)
+        old = [learned.workers[i] for i in self._source.tolist()]
+        ratio = [_price_ratio(*pair) for pair in zip(catalogue.workers, old, strict=True)]
+        self._ratio = torch.tensor(ratio, dtype=torch.float64)
+        live = torch.tensor([w.available and w.quota != 0 for w in catalogue.workers])
+        self._able = abilities(catalogue) & live
+        known = list(learned.branches)
+        self._group = [known.index(t.name) if t.name in known else -1 for t in catalogue.task_types]
+
+    def under(self, catalogue: Catalogue) -> Router:
+        return Router(self.encoder, self.learned, catalogue)
+
+    @property
+    def best_single(self) -> str:
+        """The worker that was best when it did everything."""
+        return self.learned.best_single
+
+    @property
+    def unit_usd(self) -> float:
+        """The unit of cost: what that worker costs on average."""
+        return self.learned.unit_usd
+
+    def choose(self, texts: Sequence[str], types: Tensor, *, weight: float = 0.0) -> Tensor:
+        """(n,) workers of the catalogue, each with the highest score − weight · cost_usd / unit_usd.
+
+        Types (n,) are ids of the catalogue, UNKNOWN where there is none.
+        """
+        p = self.predict(texts, types)
+        return choose(p.score, p.cost_usd, p.able, weight=weight, unit_usd=self.unit_usd)
+
+    def weight_for(self, score: float) -> float:
+        """The weight of cost that is cheapest among those with which past queries, each left out, score that much.
+
+        Where none does, the one with which they score most.
+        """
+        return self.learned.frontier.weight_for(score)
+
+    def predict(self, texts: Sequence[str], types: Tensor) -> Prediction:
+        return self.predict_read(read_texts(self.encoder, texts), types)
+
+    def predict_read(self, texts: Texts, types: Tensor) -> Prediction:
+        """Of texts that are read already."""
+        able = self._able[types]
+        if not bool(able.any(1).all()):
+            helpless = int(types[~able.any(1)][0])
+            what = "anything" if helpless == UNKNOWN else repr(self.catalogue.task_types[helpless].name)
+            raise CatalogueError(f"nobody is able to do {what} now: add or free a worker that is")
+        groups = torch.tensor([*self._group, -1])[types].numpy()
+        groups = np.where(groups >= 0, groups, (_sorting(texts) @ self.learned.sorter).argmax(1))
+        base, slope = self.learned.cost
+        cost = np.maximum(base + texts.length[:, None] * slope, 0)
+        score = np.zeros_like(cost)
+        for i, branch in enumerate(self.learned.branches.values()):
+            rows = np.flatnonzero(groups == i)
+            cost[rows] *= branch.cost
+            score[rows] = branch.score
+            if len(rows) and branch.kernel is not None and branch.alpha is not None:
+                kernel = branch.kernel.of(texts.take(rows), self.learned.idf)
+                score[rows] = self.learned.mean + (kernel + branch.ridge) @ branch.alpha
+        return Prediction(
+            score=self.spread(_tensor(score)), cost_usd=self.spread(_tensor(cost), self._ratio), able=able
+        )
+
+    def spread(self, values: Tensor, ratio: Tensor | None = None) -> Tensor:
+        """(n, workers with outcomes) to (n, W)."""
+        spread = values[:, self._source]
+        return spread if ratio is None else spread * ratio
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """With `to_json`, all but the encoder."""
+        got = self.learned
+        state = {name: _tensor(getattr(got, name)) for name in ("mean", "cost", "sorter", "idf")}
+        state |= {f"frontier.{name}": value for name, value in vars(got.frontier).items()}
+        for i, branch in enumerate(got.branches.values()):
+            state |= {f"{i}.score": _tensor(branch.score), f"{i}.cost": _tensor(branch.cost)}
+            if branch.kernel is not None and branch.alpha is not None:
+                kernel, grams = branch.kernel, branch.kernel.grams
+                parts = {part.name: getattr(kernel, part.name) for part in fields(kernel) if part.name != "grams"}
+                parts |= {"grams.data": grams.data, "grams.indices": grams.indices, "grams.indptr": grams.indptr}
+                state |= {f"{i}.{name}": _tensor(part) for name, part in parts.items()}
+                state[f"{i}.alpha"] = _tensor(branch.alpha)
+        return state
+
+    def to_json(self) -> dict[str, Any]:
+        got = self.learned
+        return {
+            "encoder": self.encoder.name,
+            "workers": msgspec.to_builtins(got.workers),
+            "branches": [{"task_type": name, "ridge": branch.ridge} for name, branch in got.branches.items()],
+            "unit_usd": got.unit_usd,
+            "best_single": got.best_single,
+            "catalogue": msgspec.to_builtins(self.catalogue),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, Tensor], meta: Mapping[str, Any], encoder: TextEncoder) -> Router:
+        if meta["encoder"] != encoder.name:
+            raise CheckpointError(
+                f"the router was fitted with the encoder {meta['encoder']!r}, not with {encoder.name!r}: use that one"
+            )
+        arrays = {name: value.numpy() for name, value in state.items()}
+        branches = {b["task_type"]: _restored(arrays, i, b["ridge"]) for i, b in enumerate(meta["branches"])}
+        learned = Learned(
+            workers=msgspec.convert(meta["workers"], tuple[Worker, ...]),
+            branches=branches,
+            **{name: arrays[name] for name in ("mean", "cost", "sorter", "idf")},
+            unit_usd=meta["unit_usd"],
+            best_single=meta["best_single"],
+            frontier=Curve(**{name: state[f"frontier.{name}"] for name in ("weight", "score", "cost_usd")}),
+        )
+        return Router(encoder, learned, msgspec.convert(meta["catalogue"], Catalogue))
+
+
+def _restored(arrays: Mapping[str, NDArray[Any]], i: int, ridge: float) -> Branch:
+    own = {name.removeprefix(f"{i}."): array for name, array in arrays.items() if name.startswith(f"{i}.")}
+    score, cost, alpha = own.pop("score"), own.pop("cost"), own.pop("alpha", None)
+    if alpha is None:
+        return Branch(score=score, cost=cost)
+    data, indices, indptr = (own.pop(f"grams.{part}") for part in ("data", "indices", "indptr"))
+    grams = csr_array((data, indices, indptr), shape=(len(indptr) - 1, COLUMNS))
+    return Branch(score=score, cost=cost, kernel=Kernel(grams=grams, **own), ridge=ridge, alpha=alpha)
+
+
+def _nearest(encoder: TextEncoder, new: Sequence[Worker], known: Sequence[Worker]) -> Tensor:
+    """(new,) the known worker least far in log price and log size, then in what descriptions say."""
+    said = [sentences(encoder, [f"{w.name}: {w.description}" for w in workers]) for workers in (new, known)]
+    apart = [[abs(_log(a.cost_usd()) - _log(b.cost_usd())) + abs(_size(a, b)) for b in known] for a in new]
+    return torch.from_numpy((np.array(apart) - said[0] @ said[1].T).argmin(1))
+
+
+def _size(a: Worker, b: Worker) -> float:
+    """How much larger, as a logarithm; 0 where one does not say."""
+    sizes = [re.match(r"([\d.]*\d)\s*([MBT])", worker.size, re.IGNORECASE) for worker in (a, b)]
+    logs = [np.log(float(size[1])) + np.log(1000) * "MBT".index(size[2].upper()) for size in sizes if size]
+    return float(logs[0] - logs[1]) if len(logs) == 2 else 0.0
+
+
+def _log(price: float) -> float:
+    return float(np.log(price + 1e-9))
+
+
+def _price_ratio(now: Worker, then: Worker) -> float:
+    """What list prices say that a call costs, beside what it did when outcomes were recorded."""
+    return now.cost_usd() / then.cost_usd() if then.cost_usd() > 0 else 1.0
+
+
+def neighbours(past: Replay, seen: Texts, asked: Texts, *, k: int = 100) -> tuple[Tensor, Tensor]:
+    """Scores (n, W) of past queries, each left out, and of those asked: means over the k nearest by sentence vector."""
+    k = min(k, len(past) - 1)
+    if k < 1:
+        raise DataError("neighbours need two past queries at least")
+
+    def means(near: Floats) -> Tensor:
+        rows = torch.from_numpy(np.argpartition(-near, k - 1, axis=1)[:, :k])
+        value, mask = (past.score * past.mask)[rows].sum(1), past.mask[rows].sum(1)
+        overall = (past.score * past.mask).sum(0) / past.mask.sum(0).clamp(min=1)
+        return (overall + value) / (1 + mask)
+
+    own = seen.vectors @ seen.vectors.T
+    np.fill_diagonal(own, -np.inf)
+    return means(own), means(asked.vectors @ seen.vectors.T)

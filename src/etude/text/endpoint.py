@@ -1,0 +1,180 @@
+"""Any OpenAI-compatible embeddings service: texts go out in batches over HTTP, one vector each comes back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import numpy as np
+
+from etude.contracts.errors import ConfigError, EndpointError
+from etude.contracts.ports import Vectors
+
+REPLY_BYTES = 2**28
+"""More than any batch takes: a reply beyond it is no list of vectors."""
+LONGEST_WAIT_S = 30.0
+
+
+class EndpointEncoder:
+    """One token per text. It connects when it is first asked, `width` included."""
+
+    def __init__(
+        self,
+        url: str,  # …/v1 or …/v1/embeddings
+        model: str,
+        *,
+        api_key: str | None = None,  # sent to this URL alone; in no name, message or log
+        dimensions: int | None = None,  # asks for shorter vectors, of services that can
+        batch: int = 64,  # texts in one request
+        max_bytes: int = 8000,  # of a text as UTF-8: a token takes at least one, and services take about 8,000
+        timeout_s: float = 30.0,
+        attempts: int = 5,  # on 408, 429, 5xx and broken connections
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        parts = _checked(url)
+        path = parts.path.rstrip("/").removesuffix("/embeddings") + "/embeddings"
+        self._url = parts._replace(path=path, fragment="").geturl()
+        self._shown = parts._replace(path=path, query="", fragment="").geturl()  # a query may hold a key
+        self._headers = {"Content-Type": "application/json", "User-Agent": "etude"} | _authorisation(api_key)
+        self._secret = api_key
+        self._request: dict[str, Any] = {"model": model} | ({"dimensions": dimensions} if dimensions else {})
+        self._batch, self._max_bytes = batch, max_bytes
+        self._timeout_s, self._attempts, self._sleep = timeout_s, attempts, sleep
+        self._opener = build_opener(_NoRedirects)
+        self._width = dimensions
+        self.name = "/".join([f"{self._shown}#{model}", *([str(dimensions)] if dimensions else []), str(max_bytes)])
+
+    @property
+    def width(self) -> int:
+        if self._width is None:
+            self._ask(["width"])
+        assert self._width is not None
+        return self._width
+
+    def tokens(self, texts: Sequence[str]) -> list[Vectors]:
+        # Services refuse an empty text, and one that is too long.
+        cut = {i: self._cut(text) for i, text in enumerate(texts) if text.strip()}
+        order = list(cut)
+        found: dict[int, Vectors] = {}
+        for start in range(0, len(order), self._batch):
+            batch = order[start : start + self._batch]
+            found.update(zip(batch, self._ask([cut[i] for i in batch]), strict=True))
+        return [found[i] if i in found else np.zeros((1, self.width), np.float32) for i in range(len(texts))]
+
+    def _cut(self, text: str) -> str:
+        known = text.strip()[: self._max_bytes].encode("utf-8", "replace")  # lone surrogates are no UTF-8
+        return known[: self._max_bytes].decode("utf-8", "ignore")
+
+    def _ask(self, texts: list[str]) -> list[Vectors]:
+        reply = self._post(json.dumps(self._request | {"input": texts}).encode())
+        try:
+            vectors = _vectors(json.loads(reply), len(texts))
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise EndpointError(f"{self._shown} answered {self._readable(reply)!r}: {error}") from error
+        width = vectors[0].shape[1]
+        if width != (self._width or width):
+            raise EndpointError(f"{self._shown} answered vectors of width {width}: expected {self._width}")
+        self._width = width
+        return vectors
+
+    def _post(self, body: bytes) -> bytes:
+        request = Request(self._url, body, self._headers)
+        failure, wait_s = "", 0.0
+        for attempt in range(self._attempts):
+            if attempt:
+                self._sleep(wait_s)
+            wait_s = 0.5 * 2**attempt
+            try:
+                with self._opener.open(request, timeout=self._timeout_s) as reply:
+                    data = bytes(reply.read(REPLY_BYTES))
+                    if reply.length:
+                        raise http.client.IncompleteRead(data, reply.length)
+                    return data
+            except HTTPError as error:
+                failure = f"status {error.code} {self._readable(_body(error))}".strip()
+                if error.code not in (408, 429) and error.code < 500:
+                    raise EndpointError(f"{self._shown} answered {failure}") from None
+                wait_s = max(wait_s, _retry_after_s(error))
+            except (OSError, http.client.HTTPException) as error:  # no connection, a broken one, or none in time
+                failure = self._readable(str(error).encode()) or type(error).__name__
+            wait_s = min(wait_s, LONGEST_WAIT_S)
+        raise EndpointError(f"{self._shown} failed {self._attempts} times, at last with {failure}")
+
+    def _readable(self, reply: bytes) -> str:
+        text = reply[:2000].decode("utf-8", "replace")
+        return (text.replace(self._secret, "***") if self._secret else text)[:200]
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """urllib would send the key on to wherever a redirect leads, and the texts nowhere."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _checked(url: str) -> SplitResult:
+    if "@" in url:  # not shown: it may be a password
+        raise ConfigError("the URL of an embeddings service holds an '@': give a key as api_key, not in the URL")
+    wrong = ConfigError(f"{url.partition('?')[0]!r} is no URL of an embeddings service: expected https://host/v1")
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise wrong from error
+    if not fine or not url.isascii() or not url.isprintable() or " " in url:
+        raise wrong
+    return parts
+
+
+def _authorisation(api_key: str | None) -> dict[str, str]:
+    if not api_key:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+        raise ConfigError("api_key holds a character no key has (a blank, a line end?): expected printable ASCII")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _vectors(reply: Any, count: int) -> list[Vectors]:
+    """The vectors of a reply in the order of the texts, each (1, width); ValueError when they are not all there."""
+    rows = reply.get("data") if isinstance(reply, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("expected an object with a list 'data' of objects")
+    if len(rows) != count:
+        raise ValueError(f"it has {len(rows)} vectors, expected {count}")
+    index = [row.get("index", i) for i, row in enumerate(rows)]
+    if not all(isinstance(i, int) for i in index) or sorted(index) != list(range(count)):
+        raise ValueError(f"its indexes are {index[:10]}, expected each of 0 to {count - 1} once")
+    by_index = {i: row.get("embedding") for i, row in zip(index, rows, strict=True)}
+    vectors = [_vector(by_index[i]) for i in range(count)]
+    if len({vector.shape for vector in vectors}) > 1:
+        raise ValueError("its vectors have several widths")
+    return vectors
+
+
+def _vector(embedding: Any) -> Vectors:
+    numbers = isinstance(embedding, list) and all(type(number) in (int, float) for number in embedding)
+    if not numbers or not embedding:
+        raise ValueError("expected every 'embedding' to be a list of numbers")
+    with np.errstate(over="ignore"):
+        vector = np.array([[float(number) for number in embedding]]).astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise ValueError("expected finite numbers")
+    return vector
+
+
+def _body(error: HTTPError) -> bytes:
+    with error, suppress(OSError, http.client.HTTPException):
+        return bytes(error.read(2000))
+    return b""
+
+
+def _retry_after_s(error: HTTPError) -> float:
+    asked = error.headers.get("Retry-After", "") if error.headers else ""
+    return float(asked) if asked.isdecimal() else 0.0

@@ -1,0 +1,38 @@
+"""Static word vectors: a table look-up per token, some hundredths of a millisecond a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from etude.contracts.errors import MissingExtraError
+from etude.contracts.ports import Vectors
+from etude.text.packages import package_file, version
+from etude.text.tokeniser import read_tokeniser, token_ids
+
+WEIGHTS = "weights/l2_supercat_256.safetensors"
+TOKENISER = "tokenizers/l2_supercat_tokenizer_config.json"
+
+
+class StaticEncoder:
+    """The vectors inside the `wordllama` wheel, as they are: a word that says more is longer."""
+
+    def __init__(self, *, max_tokens: int = 256) -> None:
+        missing = MissingExtraError(needs="wordllama", extra="text")
+        weights = package_file("wordllama", WEIGHTS, missing=missing)
+        self._tokeniser = read_tokeniser(package_file("wordllama", TOKENISER, missing=missing))
+        try:
+            from safetensors.numpy import load_file
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(needs="safetensors", extra="text") from error
+        self._table = load_file(weights)["embedding.weight"]  # (vocabulary, width), float16
+        self.width = int(self._table.shape[1])
+        self.max_tokens = max_tokens
+        self.name = f"wordllama-{version('wordllama')}/{self.width}/{max_tokens}"
+
+    def tokens(self, texts: Sequence[str]) -> list[Vectors]:
+        return [self._look_up(ids) for ids in token_ids(self._tokeniser, texts, self.max_tokens)]
+
+    def _look_up(self, ids: list[int]) -> Vectors:
+        return self._table[ids].astype(np.float32) if ids else np.zeros((1, self.width), np.float32)

@@ -1,0 +1,42 @@
+"""Texts to the token ids of a model, with the tokeniser that comes with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etude.contracts.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CHARACTERS = 32
+"""Characters of a text read for each token it may have: a token is seldom longer, and megabytes take seconds."""
+
+
+@cache
+def read_tokeniser(path: Path) -> Tokenizer:
+    """The tokeniser in a `tokenizer.json`; it neither pads nor truncates."""
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(needs="tokenizers", extra="text") from error
+    tokeniser = Tokenizer.from_file(str(path))
+    tokeniser.no_padding()
+    tokeniser.no_truncation()
+    return tokeniser
+
+
+def token_ids(tokeniser: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """At most `max_tokens` ids for each text, without special tokens; none for a blank one."""
+    # One by one: encode_batch starts threads, after which the process cannot fork safely.
+    return [_ids(tokeniser, text.strip()[: max_tokens * CHARACTERS])[:max_tokens] for text in texts]
+
+
+def _ids(tokeniser: Tokenizer, text: str) -> list[int]:
+    if not text:
+        return []
+    known = text.encode("utf-8", "replace").decode()  # lone surrogates are no UTF-8
+    return list(tokeniser.encode(known, add_special_tokens=False).ids)

@@ -1,0 +1,261 @@
+"""`etude train workflow`, `evaluate` and `plan` on a made-up language: what they say, leave and refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from etude.problems.workflow.catalogue import Catalogue, read_catalogue
+from tests.language import CATALOGUE, WORDS, command, trained_run, write_data
+from tests.tiny import etude
+
+Captured = pytest.CaptureFixture[str]
+REVERSED = Catalogue(task_types=CATALOGUE.task_types[::-1], workers=CATALOGUE.workers)
+TEXT = "Please fetch the letter, then mail it"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_run(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def test_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"), 10, seed=8)[0]
+
+
+def told_json(capsys: Captured, *args: str | Path) -> Any:
+    capsys.readouterr()
+    assert etude(*args, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: Captured, *args: str | Path) -> str:
+    """What a command says that leaves with 2, and says nothing else."""
+    capsys.readouterr()
+    assert etude(*args) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ")
+    assert "unexpected" not in told.err
+    return told.err
+
+
+# Training
+
+
+def test_training_tells_every_epoch_and_how_it_ended(tmp_path: Path, capsys: Captured) -> None:
+    data, _ = write_data(tmp_path)
+    assert etude(*command(data, tmp_path / "run", num_epochs="2", final_epochs="1")) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert "learning from 74 examples, 6 kept aside, on cpu" in lines[0]
+    assert [line.split()[1] for line in lines if line.startswith("epoch ")] == ["1", "2", "3"]
+    assert all(word in lines[1] for word in ("loss", "node F1", "link F1", "accuracy", "★"))
+    assert lines[3].endswith("on all examples")
+    assert "stopped after 3 epochs" in lines[4]
+    assert "(epochs)" in lines[4]
+    assert f"etude evaluate {tmp_path}/run" in lines[5]
+    assert told.err == ""
+
+
+def test_json_goes_to_stdout_and_the_rest_to_stderr(tmp_path: Path, capsys: Captured) -> None:
+    data, _ = write_data(tmp_path, 10)
+    settings = {"num_epochs": "1", "final_epochs": "0", "synthetic_augmentations": "0"}
+    assert etude(*command(data, tmp_path / "run", "--json", **settings)) == 0
+    told = capsys.readouterr()
+    ended = json.loads(told.out)
+    assert (ended["stopped"], ended["epochs"], ended["resumed"]) == ("epochs", 1, False)
+    assert ended["run"] == str(tmp_path / "run")
+    assert "node F1" in told.err
+
+
+def test_several_files_each_with_its_catalogue(tmp_path: Path) -> None:
+    first, catalogue = write_data(tmp_path / "one", 10)
+    second, _ = write_data(tmp_path / "two", 10, seed=1)
+    other = tmp_path / "other.json"
+    renamed = Catalogue(
+        task_types=tuple(msgspec.structs.replace(t, name=f"{t.name} more") for t in CATALOGUE.task_types),
+        workers=tuple(msgspec.structs.replace(w, task_types=None) for w in CATALOGUE.workers),
+    )
+    other.write_bytes(msgspec.json.encode(renamed))
+    more = ("--data", second, "--catalogue", catalogue, "--catalogue", other, "--quiet")
+    assert etude(*command(first, tmp_path / "run", *more, num_epochs="1", final_epochs="0")) == 0
+    kept = read_catalogue(tmp_path / "run" / "catalogue.json")
+    assert {t.name for t in kept.task_types} == {*WORDS, *(f"{name} more" for name in WORDS)}
+
+
+def test_a_finished_run_says_how_it_ended_and_changes_nothing(run: Path, capsys: Captured) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    told = told_json(capsys, *command(run.parent / "train.json", run))
+    assert (told["resumed"], told["epochs"], told["stopped"]) == (True, 14, "epochs")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_is_for_one_set_of_settings_data_and_catalogues(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    data, catalogue = write_data(tmp_path)
+    assert "num_epochs 12 → 7" in refused(capsys, *command(data, out, num_epochs="7"))
+    other, _ = write_data(tmp_path / "other", seed=1)
+    assert "with other settings (data" in refused(capsys, *command(other, out))
+    catalogue.write_bytes(msgspec.json.encode(REVERSED))
+    assert "with other settings" in refused(capsys, *command(data, out))
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_what_training_cannot_begin_with(tmp_path: Path, capsys: Captured) -> None:
+    data, catalogue = write_data(tmp_path)
+    out = tmp_path / "run"
+    assert "--phase 1 needs --data" in refused(capsys, "train", "workflow", "--out", out)
+    both = refused(capsys, *command(data, out, "--catalogue", catalogue, "--catalogue", catalogue))
+    assert "there are 1 --data and 2 --catalogue" in both
+    assert "none.json: cannot be read" in refused(capsys, *command(tmp_path / "none.json", out))
+    assert "unknown encoder 'ngram'" in refused(capsys, *command(data, out, "--encoder", "ngram"))
+    assert "ngrams" in refused(capsys, *command(data, out, "--encoder", "ngram"))
+    assert "num_epochs is 0" in refused(capsys, *command(data, out, num_epochs="0"))
+    assert not out.exists()
+
+
+def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path, capsys: Captured) -> None:
+    data, catalogue = write_data(tmp_path)
+    out, good = tmp_path / "run", json.loads(data.read_text())
+    good[3]["targets"]["task_types"][0] = 17
+    data.write_text(json.dumps(good))
+    assert f"{data}, record 3: task type 17 does not exist" in refused(capsys, *command(data, out))
+    data.write_bytes(bytes(range(256)))
+    assert "not valid JSON" in refused(capsys, *command(data, out))
+    data.write_text(json.dumps(good[:3]))
+    assert "3 examples to learn from: at least 5" in refused(capsys, *command(data, out))
+    catalogue.write_text('{"task_types": []}')
+    assert "there are none" in refused(capsys, *command(data, out))
+    catalogue.write_text('{"task_types": [{"name": ""}]}')
+    assert "task_types[0] has no name" in refused(capsys, *command(data, out))
+    catalogue.unlink()
+    assert "catalogue.json: cannot be read" in refused(capsys, *command(data, out))
+    assert not out.exists()
+
+
+# Evaluation
+
+
+def test_evaluation_beside_the_experts(run: Path, test_data: Path, capsys: Captured) -> None:
+    told = told_json(capsys, "evaluate", run, "--data", test_data)
+    assert {"run", "data", "examples", "node_f1", "link_f1", "accuracy", "validity", "latency_ms"} <= told.keys()
+    assert told["examples"] == 10
+    assert told["validity"] == 1.0
+    assert 0.5 < told["node_f1"] <= 1
+    for name in ("node_f1", "link_f1", "accuracy"):
+        low, high = told[f"{name}_ci95"]
+        assert low <= told[name] <= high
+    assert 0 < told["latency_ms"]["p50"] <= told["latency_ms"]["p99"]
+    assert etude("evaluate", run, "--data", test_data) == 0
+    shown = capsys.readouterr().out
+    assert "10 instructions" in shown
+    assert f"{told['node_f1']:.3f}" in shown
+    assert "validity" in shown
+
+
+def test_evaluation_by_another_catalogue(run: Path, test_data: Path, tmp_path: Path, capsys: Captured) -> None:
+    before = told_json(capsys, "evaluate", run, "--data", test_data)
+    (tmp_path / "reversed.json").write_bytes(msgspec.json.encode(REVERSED))
+    records = json.loads(test_data.read_text())
+    for record in records:
+        record["targets"]["task_types"] = [5 - i for i in record["targets"]["task_types"]]
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps(records))
+    after = told_json(capsys, "evaluate", run, "--data", data, "--catalogue", tmp_path / "reversed.json")
+    assert [after[name] for name in ("node_f1", "link_f1")] == [before[name] for name in ("node_f1", "link_f1")]
+
+
+def test_what_cannot_be_evaluated(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert "--data is missing" in refused(capsys, "evaluate", run)
+    assert "cannot be read" in refused(capsys, "evaluate", run, "--data", tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text('[{"instruction": "x"}]')
+    assert "record 0" in refused(capsys, "evaluate", run, "--data", tmp_path / "bad.json")
+
+
+# Plans
+
+
+def test_a_plan_as_json_as_a_table_and_drawn(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    plan = told_json(capsys, "plan", run, TEXT)
+    assert plan["instruction"] == TEXT
+    kinds = [node["task_type"] for node in plan["nodes"]]
+    assert set(kinds) <= set(WORDS)
+    assert {node["worker"] for node in plan["nodes"]} <= {"quick", "careful"}
+
+    assert etude("plan", run, TEXT, "--svg", tmp_path / "plan.svg") == 0
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines()[1 : len(kinds) + 1]]
+    assert [row[:2] for row in rows] == [[str(i), kind] for i, kind in enumerate(kinds)]
+    assert [row[-1] for row in rows] == [node["worker"] for node in plan["nodes"]]
+    assert "drawn in" in shown
+    drawn = (tmp_path / "plan.svg").read_text()
+    assert drawn.startswith("<svg")
+    assert all(kind in drawn for kind in kinds)
+
+    again = told_json(capsys, "plan", run, TEXT, "--svg", tmp_path / "again.svg")
+    assert again == plan
+    assert (tmp_path / "again.svg").read_text() == drawn
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+
+def test_an_instruction_from_stdin(run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = told_json(capsys, "plan", run, TEXT)
+    stdin(monkeypatch, TEXT.encode())
+    assert told_json(capsys, "plan", run, "-") == expected
+
+
+def test_a_plan_under_another_catalogue(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "now.json"
+    file.write_bytes(msgspec.json.encode(CATALOGUE.withdrawn("mail", "quick")))
+    plan = told_json(capsys, "plan", run, "Please translate the letter, then mail it", "--catalogue", file)
+    assert {node["worker"] for node in plan["nodes"]} == {"careful"}
+    assert "mail" not in [node["task_type"] for node in plan["nodes"]]
+
+
+@pytest.mark.parametrize("instruction", ["总结这份报告", "🙂", "x" * 100_000, "[red]mail[/] it", "\udcff mail"])
+def test_odd_instructions_are_planned_too(run: Path, instruction: str, tmp_path: Path, capsys: Captured) -> None:
+    assert told_json(capsys, "plan", run, instruction)["instruction"] == instruction
+    assert etude("plan", run, instruction, "--svg", tmp_path / "plan.svg") == 0
+
+
+def test_bytes_that_are_no_text_are_planned_or_refused(
+    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin(monkeypatch, b"\xff\xfe\x00 mail \x80")
+    code = etude("plan", run, "-", "--json")
+    told = capsys.readouterr()
+    assert code in (0, 2), told.err
+    assert "unexpected" not in told.err
+
+
+def test_what_cannot_be_planned(run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the instruction is empty" in refused(capsys, "plan", run, " ")
+    stdin(monkeypatch, b"")
+    assert "the instruction is empty" in refused(capsys, "plan", run, "-")
+    assert "does not exist" in refused(capsys, "plan", tmp_path / "none", TEXT)
+    assert "is not a run" in refused(capsys, "plan", tmp_path, TEXT)
+    (tmp_path / "bad.json").write_text('{"task_types": 3}')
+    assert "bad.json" in refused(capsys, "plan", run, TEXT, "--catalogue", tmp_path / "bad.json")
+    (tmp_path / "none.json").write_text('{"task_types": []}')
+    assert "no task types" in refused(capsys, "plan", run, TEXT, "--catalogue", tmp_path / "none.json")
+
+
+def test_a_run_of_another_problem_makes_no_plans(finished: Path, capsys: Captured) -> None:
+    assert "problem 'allocation', expected 'workflow'" in refused(capsys, "plan", finished, TEXT)
+
+
+def test_a_training_checkpoint_is_no_planner(run: Path, capsys: Captured) -> None:
+    refused(capsys, "plan", next((run / "checkpoints").iterdir()), TEXT)

@@ -1,0 +1,141 @@
+"""Texts as tensors, and a catalogue that has changed since training: what was known by name keeps its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.encode import (
+    MAX_TOKENS,
+    Known,
+    Surroundings,
+    make_library,
+    surround,
+    to_drafts,
+    type_columns,
+)
+from etude.problems.workflow.examples import Example, Targets
+from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.memory import Memory, remember
+from etude.problems.workflow.plan import Limits
+from etude.text.ngrams import NGramEncoder
+from etude.text.sentence import sentences
+from tests.language import CATALOGUE, chain
+
+ENCODER = NGramEncoder(16)
+LIMITS = Limits(max_nodes=4)
+KNOWN = Known(task_types=("a", "b", "c"), workers=("w", "v"))
+A, B, C, STOP, START = range(5)
+MEMORY: Memory = remember(ENCODER, [chain("one", [A, B]), chain("two", [C, A]), chain("three", [B])], types=3)[0]
+
+
+def catalogue(types: Sequence[str], workers: Sequence[str] = ()) -> Catalogue:
+    return Catalogue(
+        task_types=tuple(TaskType(name=name, description=f"does {name}") for name in types),
+        workers=tuple(Worker(name=name) for name in workers),
+    )
+
+
+def around(types: Sequence[str], workers: Sequence[str] = ()) -> Surroundings:
+    texts = ["one", "two and more"]
+    library = make_library(ENCODER, texts, MEMORY.votes(ENCODER, texts))
+    return surround(ENCODER, catalogue(types, workers), LIMITS, KNOWN, MEMORY, library)
+
+
+def named(pairs: torch.Tensor, types: Sequence[str]) -> list[tuple[str, str]]:
+    names = dict(enumerate(types)) | {len(types): "stop", -1: "start", -2: "gone"}
+    return [(names[first], names[second]) for first, second in pairs.tolist()]
+
+
+PAIRS = [("start", "a"), ("a", "b"), ("b", "stop"), ("start", "c"), ("c", "a"), ("a", "stop"), ("start", "b")]
+LINKS = [("a", "b"), ("c", "a")]
+
+
+@pytest.mark.parametrize(
+    "types",
+    [("a", "b", "c"), ("c", "a", "b"), ("new", "b", "a", "newer", "c"), ("b",), ("c", "new"), ("new", "newer")],
+    ids=" ".join,
+)
+def test_pairs_links_and_rows_follow_the_names(types: Sequence[str]) -> None:
+    found = around(types)
+    here = {*types, "start", "stop"}
+    assert named(found.pairs, types) == [tuple(name if name in here else "gone" for name in p) for p in PAIRS]
+    assert named(found.links, types) == [tuple(name if name in here else "gone" for name in p) for p in LINKS]
+    assert found.type_row.tolist() == [KNOWN.task_types.index(t) if t in KNOWN.task_types else -1 for t in types]
+    votes = torch.arange(float(2 * MEMORY.columns)).view(2, -1)
+    columns = type_columns(found, votes)
+    for i, name in enumerate(types):
+        own = votes[:, KNOWN.task_types.index(name)] if name in KNOWN.task_types else torch.zeros(2)
+        assert torch.equal(columns[:, i], own)
+
+
+def test_workers_are_known_by_name_too() -> None:
+    assert around("abc", ["v", "new", "w"]).worker_row.tolist() == [1, -1, 0]
+    nobody = around("abc")
+    assert nobody.worker_row.tolist() == [-1]
+    assert nobody.worker_text.shape == (1, ENCODER.width)
+
+
+def test_an_entry_is_read_by_its_name_and_description() -> None:
+    found = surround(ENCODER, CATALOGUE, LIMITS, KNOWN, MEMORY, around("a").library)
+    texts = [f"{t.name}: {t.description}" for t in CATALOGUE.task_types]
+    np.testing.assert_array_equal(found.type_text, sentences(ENCODER, texts))
+    odd = Catalogue(task_types=(TaskType(name="Send.e_mail", description="now"), TaskType(name="send")))
+    found = surround(ENCODER, odd, LIMITS, KNOWN, MEMORY, around("a").library)
+    np.testing.assert_array_equal(found.type_text, sentences(ENCODER, ["Send e mail: now", "send: "]))
+
+
+def test_a_library_has_a_row_for_each_text_padded_and_masked() -> None:
+    texts = ["", "one two three", "one"]
+    votes = torch.rand(3, 5)
+    library = make_library(ENCODER, texts, votes)
+    assert library.tokens.shape == (3, 3, 16)
+    assert library.tokens.dtype == torch.float16
+    assert library.mask.tolist() == [[True, False, False], [True, True, True], [True, False, False]]
+    for row, tokens in enumerate(ENCODER.tokens(texts)):
+        np.testing.assert_array_equal(library.tokens[row, : len(tokens)], tokens.astype(np.float16))
+    assert not library.tokens[~library.mask].any()
+    assert library.votes is votes
+
+
+def test_of_a_long_text_the_beginning_is_read() -> None:
+    long = " ".join(f"w{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(MAX_TOKENS + 70))
+    library = make_library(ENCODER, ["short", long], torch.zeros(2, 1))
+    assert library.mask.sum(1).tolist() == [1, MAX_TOKENS]
+    np.testing.assert_array_equal(library.tokens[1], ENCODER.tokens([long])[0][:MAX_TOKENS].astype(np.float16))
+
+
+def test_where_vectors_are_learned_a_library_has_token_ids() -> None:
+    def tokenise(texts: Sequence[str]) -> list[list[int]]:
+        return [[len(word) for word in text.split()] for text in texts]
+
+    library = make_library(ENCODER, ["a bcd", "", "x " * 500], torch.zeros(3, 1), tokenise)
+    assert library.tokens.dtype == torch.int64
+    assert library.tokens.shape == (3, MAX_TOKENS)
+    assert library.tokens[0, :2].tolist() == [1, 3]
+    assert library.mask.sum(1).tolist() == [2, 1, MAX_TOKENS]  # an empty text has one token, so that it can be read
+
+
+def test_on_another_device_they_are_the_same() -> None:
+    found = around("abc", ["w"]).to("cpu")
+    assert found.rules.catalogue == catalogue("abc", ["w"])
+    assert torch.equal(found.pairs, around("abc", ["w"]).pairs)
+
+
+def test_expert_plans_become_finished_drafts() -> None:
+    rules = Rules(catalogue("abc", ["w", "v"]), LIMITS)
+    diamond = Targets(task_types=(2, 0, 0, 1), dependencies=((), (0,), (0,), (1, 2)), model_selections=(0, 1, 1, 0))
+    drafts = to_drafts(rules, [Example(instruction="x", targets=diamond), chain("y", [1, 2])], [7, 3])
+    assert drafts["types"].tolist() == [[2, 0, 0, 1], [1, 2, -1, -1]]
+    assert drafts["workers"].tolist() == [[0, 1, 1, 0], [-1] * 4]
+    assert drafts["length"].tolist() == [4, 2]
+    assert drafts["instruction"].tolist() == [7, 3]
+    assert drafts["links"][0].nonzero().tolist() == [[1, 0], [2, 0], [3, 1], [3, 2]]  # [i, j]: i depends on j
+    assert drafts["links"][1].nonzero().tolist() == [[1, 0]]
+    untouched = rules.begin(2)
+    for name in untouched.keys() - {"types", "workers", "length", "links"}:
+        assert torch.equal(drafts[name], untouched[name]), name

@@ -1,0 +1,191 @@
+"""Sets of examples as one course: merged by name, split by seed, and made into what one training goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.contracts.errors import ConfigError
+from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.examples import Example
+from etude.problems.workflow.lesson import Course, Lesson, Reader, make_course, make_lesson, split, to_plan
+from etude.problems.workflow.plan import Limits, Plan
+from etude.text.ngrams import NGramEncoder
+from tests.language import CATALOGUE, chain, examples
+
+READER = Reader(encoder=NGramEncoder(16))
+
+
+def catalogue(types: str, workers: str = "", *, says: str = "") -> Catalogue:
+    return Catalogue(
+        task_types=tuple(TaskType(name=name, description=f"{says}{name}") for name in types),
+        workers=tuple(Worker(name=name) for name in workers),
+    )
+
+
+FIRST = (catalogue("abc", "xy", says="first "), [chain("one", [0, 1], [0, 1]), chain("two", [2])])
+SECOND = (catalogue("dca", "yz", says="second "), [chain("three", [0, 2, 1], [1, 0, 1])])
+
+
+def told(course: Course, example: Example) -> Plan:
+    return to_plan(course.catalogue, example)
+
+
+def test_sets_are_merged_by_name_and_each_plan_stays_what_it_was() -> None:
+    course = make_course([FIRST, SECOND])
+    assert {t.name for t in course.catalogue.task_types} == set("abcd")
+    assert len(course.catalogue.task_types) == 4
+    assert sorted(w.name for w in course.catalogue.workers) == list("xyz")
+    assert course.known.task_types == tuple(t.name for t in course.catalogue.task_types)
+    assert course.known.workers == tuple(w.name for w in course.catalogue.workers)
+    assert course.sets == (0, 0, 1)
+    before = [to_plan(own, example) for own, found in (FIRST, SECOND) for example in found]
+    assert [told(course, example) for example in course.examples] == before
+
+
+def test_of_two_descriptions_the_first_counts() -> None:
+    course = make_course([FIRST, SECOND])
+    said = {t.name: t.description for t in course.catalogue.task_types}
+    assert said == {"a": "first a", "b": "first b", "c": "first c", "d": "second d"}
+
+
+def test_each_set_offers_its_own_task_types() -> None:
+    course = make_course([FIRST, SECOND])
+    names = course.known.task_types
+    offered = [{name for name, there in zip(names, row, strict=True) if there} for row in course.offered.tolist()]
+    assert offered == [set("abc"), set("acd")]
+
+
+@given(st.lists(st.permutations("abcd").map("".join), min_size=1, max_size=3), st.data())
+def test_merging_never_changes_what_a_plan_says(orders: list[str], data: st.DataObject) -> None:
+    sets = []
+    for order in orders:
+        own = catalogue(order[: data.draw(st.integers(1, 4))], order[::-1])
+        kinds = st.lists(st.integers(0, len(own.task_types) - 1), min_size=1, max_size=3)
+        sets.append((own, [chain("x", chosen, [k % 4 for k in chosen]) for chosen in data.draw(st.lists(kinds))]))
+    course = make_course(sets)
+    before = [to_plan(own, example) for own, found in sets for example in found]
+    assert [told(course, example) for example in course.examples] == before
+    for example, number in zip(course.examples, course.sets, strict=True):
+        assert all(course.offered[number, kind] for kind in example.targets.task_types)
+
+
+def test_one_set_keeps_its_order() -> None:
+    assert make_course([FIRST]).catalogue == FIRST[0]
+    assert make_course([FIRST]).examples == tuple(FIRST[1])
+
+
+COURSE = make_course([(CATALOGUE, examples(30))])
+
+
+@given(st.integers(5, 30), st.floats(0.01, 0.99), st.integers(0, 5))
+def test_a_split_has_both_parts_and_every_example_once(size: int, share: float, seed: int) -> None:
+    learn, aside = split(COURSE, share=share, size=size, seed=seed)
+    assert not set(learn) & set(aside)
+    assert len(learn) + len(aside) == size
+    assert len(aside) == min(max(1, round(share * size)), size - 1)
+    assert learn == sorted(learn)
+    assert aside == sorted(aside)
+    assert set(learn) | set(aside) <= set(range(30))
+
+
+def test_a_split_is_drawn_by_its_seed() -> None:
+    assert split(COURSE, share=0.2, size=None, seed=1) == split(COURSE, share=0.2, size=None, seed=1)
+    assert split(COURSE, share=0.2, size=None, seed=1) != split(COURSE, share=0.2, size=None, seed=2)
+    learn, aside = split(COURSE, share=0.2, size=None, seed=1)
+    assert (len(learn), len(aside)) == (24, 6)
+    assert sum(map(len, split(COURSE, share=0.2, size=1000, seed=1))) == 30
+
+
+def test_a_handful_is_too_few() -> None:
+    few = replace(COURSE, examples=COURSE.examples[:4], sets=COURSE.sets[:4])
+    with pytest.raises(ConfigError, match=r"there are 4 examples .*at least 5"):
+        split(few, share=0.2, size=None, seed=0)
+    with pytest.raises(ConfigError, match="there are 3 examples"):
+        split(COURSE, share=0.2, size=3, seed=0)
+
+
+def make(
+    course: Course, learn: Sequence[int], aside: Sequence[int], *, augmentations: int = 0, seed: int = 0
+) -> Lesson:
+    limits = Limits(max_nodes=4)
+    return make_lesson(
+        course, learn, aside, reader=READER, limits=limits, augmentations=augmentations, ridge=0.2, seed=seed
+    )
+
+
+def test_a_lesson_teaches_some_and_examines_on_others() -> None:
+    learn, aside = [0, 2, 4, 6, 8], [1, 3]
+    lesson = make(COURSE, learn, aside, augmentations=7)
+    drafts, exam, library = lesson.drafts, lesson.exam, lesson.surroundings.library
+    assert len(drafts["length"]) == 5 + 7
+    assert drafts["instruction"].tolist() == list(range(12))
+    assert exam["instruction"].tolist() == [12, 13]
+    assert len(library.mask) == len(library.votes) == 14
+    assert exam["length"].tolist() == [0, 0]
+    assert lesson.wanted == [told(COURSE, COURSE.examples[i]) for i in aside]
+    for row, i in enumerate(learn):
+        kinds = COURSE.examples[i].targets.task_types
+        assert drafts["types"][row, : len(kinds)].tolist() == list(kinds)
+    # The library's rows are about these texts: an exam's row reads its instruction.
+    tokens = READER.encoder.tokens([plan.instruction for plan in lesson.wanted])
+    for row, own in zip((12, 13), tokens, strict=True):
+        torch.testing.assert_close(library.tokens[row, : len(own)], torch.from_numpy(own).half())
+
+
+def test_what_is_kept_aside_is_not_in_the_memory_and_what_is_taught_does_not_vote_for_itself() -> None:
+    learn, aside = list(range(10)), list(range(10, 14))
+    lesson = make(COURSE, learn, aside)
+    assert lesson.memory.grams.shape[0] == 10
+    texts = [COURSE.examples[i].instruction for i in learn + aside]
+    fitted = lesson.memory.votes(READER.encoder, texts)
+    found = lesson.surroundings.library.votes
+    torch.testing.assert_close(found[10:], fitted[10:])
+    own = [COURSE.examples[i].targets.task_types[0] for i in learn]
+    assert (found[range(10), own] < fitted[range(10), own]).all()
+
+
+def test_every_example_offers_the_task_types_of_its_own_set() -> None:
+    one = catalogue("abc", says="do ")
+    other = catalogue("cde", says="make ")
+    sets = [
+        (one, [chain(f"one {i}", [i % 3, 0]) for i in range(6)]),
+        (other, [chain(f"two {i}", [2]) for i in range(6)]),
+    ]
+    course = make_course(sets)
+    learn, aside = [0, 1, 2, 6, 7, 8], [3, 9]
+    lesson = make(course, learn, aside, augmentations=40)
+    names = [set("abc"), set("cde")]
+
+    def offers(row: torch.Tensor) -> set[str]:
+        return {course.known.task_types[i] for i in row.nonzero()[:, 0].tolist()}
+
+    assert [offers(row) for row in lesson.exam["offered"]] == names
+    assert [offers(row) for row in lesson.drafts["offered"][:6]] == [names[0]] * 3 + [names[1]] * 3
+    made = [offers(row) for row in lesson.drafts["offered"][6:]]
+    assert names[0] in made
+    assert names[1] in made
+    assert all(own in names for own in made)
+    used = torch.nn.functional.one_hot(lesson.drafts["types"] + 1, 6).amax(1)[:, 1:].bool()
+    assert not (used & ~lesson.drafts["offered"]).any()
+
+
+def test_the_same_seed_makes_the_same_lesson() -> None:
+    first, same, other = (make(COURSE, range(8), [9], augmentations=30, seed=seed) for seed in (1, 1, 2))
+    assert all(torch.equal(first.drafts[name], same.drafts[name]) for name in first.drafts)
+    assert torch.equal(first.surroundings.library.tokens, same.surroundings.library.tokens)
+    assert not torch.equal(first.drafts["types"], other.drafts["types"])
+
+
+def test_an_expert_who_named_no_worker_plans_for_none() -> None:
+    assert [node.worker for node in to_plan(CATALOGUE, chain("x", [0, 1])).nodes] == [None, None]
+    plan = to_plan(CATALOGUE, chain("x", [0, 1], [0, 1]))
+    assert [(node.task_type, node.dependencies, node.worker) for node in plan.nodes] == [
+        ("fetch", (), "quick"),
+        ("translate", (0,), "careful"),
+    ]

@@ -1,0 +1,411 @@
+"""The planner's network with random and hostile weights: what it may see, what it may choose, and by what it knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+
+from etude.problems.base import Action, Obs
+from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.encode import Known, make_library, surround, to_drafts
+from etude.problems.workflow.examples import Example, Targets
+from etude.problems.workflow.grammar import Correction, Rules, Status
+from etude.problems.workflow.memory import remember
+from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.plan import Limits
+from etude.text.ngrams import NGramEncoder
+from tests.language import CATALOGUE, WORDS, examples
+
+ENCODER = NGramEncoder(16)
+LIMITS = Limits(max_nodes=5)
+KNOWN = Known(task_types=tuple(WORDS), workers=("quick", "careful"))
+DIAMOND = Targets(task_types=(0, 1, 2, 5), dependencies=((), (0,), (0,), (1, 2)), model_selections=(0, 1, 1, 0))
+PAST = [*examples(10), Example(instruction="fetch, then do all", targets=DIAMOND)]
+MEMORY = remember(ENCODER, PAST, types=len(WORDS))[0]
+TEXTS = ["fetch the novel, then mail it", "draw", "please summarise the report then count it and mail the lot to us"]
+
+
+def make_policy(
+    catalogue: Catalogue = CATALOGUE, *, limits: Limits = LIMITS, seed: int = 0, texts: Sequence[str] = TEXTS
+) -> PlanPolicy:
+    """Every weight random, those too that start at zero."""
+    torch.manual_seed(seed)
+    config = PlannerConfig(width=16, layers=2, heads=2)
+    policy = PlanPolicy(config, text_width=16, known_types=6, known_workers=2, nodes=limits.max_nodes)
+    with torch.no_grad():
+        for value in policy.parameters():
+            value.copy_(torch.randn_like(value) * (0.5 if value.dim() > 1 else 0.3))
+    library = make_library(ENCODER, texts, MEMORY.votes(ENCODER, texts))
+    return policy.within(surround(ENCODER, catalogue, limits, KNOWN, MEMORY, library)).train(False)
+
+
+POLICY = make_policy()
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def begin(policy: PlanPolicy, rows: Sequence[int]) -> Obs:
+    return policy.rules.begin(len(rows)) | {"instruction": torch.tensor(rows)}
+
+
+def grown(policy: PlanPolicy, drafts: Obs, count: int) -> Obs:
+    """The first `count` nodes of drafts, or all they have, each added as a decision adds it."""
+    d = begin(policy, drafts["instruction"].tolist())
+    for t in range(count):
+        there = t < drafts["length"]
+        action = {
+            "correction": torch.full_like(drafts["length"], Correction.ABORT),
+            "type": torch.where(there, drafts["types"][:, t], policy.rules.types),
+            "links": drafts["links"][:, t] & there[:, None],
+            "worker": drafts["workers"][:, t].clamp(min=0),
+        }
+        d, _ = policy.rules.grow(d, action)
+    return d
+
+
+def scores(policy: PlanPolicy, d: Obs, task_type: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one decision: types, links and workers once this type is chosen."""
+    reading = policy.read(d["instruction"])
+    h, nodes = policy.follow(d, reading)
+    return (
+        policy.type_scores(d, h, reading),
+        policy.link_scores(d, h, nodes, reading, task_type),
+        policy.worker_scores(d, h, reading, task_type),
+    )
+
+
+@st.composite
+def drafts(draw: st.DrawFn, rows: int = 3) -> Obs:
+    """Finished plans of any shape about the instructions of POLICY."""
+    found = []
+    for _ in range(rows):
+        count = draw(st.integers(1, LIMITS.max_nodes))
+        kinds = draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
+        needs = [draw(st.sets(st.integers(0, i - 1))) if i else set() for i in range(count)]
+        chosen = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+        targets = Targets(
+            task_types=tuple(kinds),
+            dependencies=tuple(tuple(sorted(earlier)) for earlier in needs),
+            model_selections=tuple(chosen),
+        )
+        found.append(Example(instruction="", targets=targets))
+    return to_drafts(POLICY.rules, found, draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows)))
+
+
+# What is taught is what is decided
+
+
+@settings(max_examples=20, deadline=None)
+@given(drafts())
+def test_each_step_of_a_plan_is_taught_as_it_is_decided(whole: Obs) -> None:
+    taught = POLICY.teach(whole)
+    for t in range(LIMITS.max_nodes + 1):
+        here = t <= whole["length"]  # up to the decision to stop
+        d = grown(POLICY, whole, t)
+        assert torch.equal(d["length"][here], torch.full_like(d["length"][here], t))
+        kind = whole["types"][:, t] if t < LIMITS.max_nodes else torch.full_like(d["length"], -1)
+        types, links, workers = scores(POLICY, d, kind.clamp(min=0))
+        close(taught.types[:, t][here], types[here])
+        here = t < whole["length"]
+        if t < LIMITS.max_nodes and here.any():
+            close(taught.links[:, t, :t][here], links[:, :t][here])
+            close(taught.workers[:, t][here], workers[here])
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(drafts(), drafts(), st.integers(0, LIMITS.max_nodes - 1))
+def test_later_nodes_and_where_a_plan_ends_never_influence_an_earlier_step(one: Obs, other: Obs, t: int) -> None:
+    # `other` with the first t nodes of `one`, where both have as many.
+    other = other | {"instruction": one["instruction"]}
+    for name in ("types", "workers", "links"):
+        other[name] = torch.cat([one[name][:, :t], other[name][:, t:]], 1)
+    both = (one["length"] >= t) & (other["length"] >= t)
+    first, second = POLICY.teach(one), POLICY.teach(other)
+    close(first.types[:, : t + 1][both], second.types[:, : t + 1][both])
+    close(first.links[:, :t, :t][both], second.links[:, :t, :t][both])
+    close(first.workers[:, :t][both], second.workers[:, :t][both])
+
+
+def test_a_step_does_see_what_came_before_it() -> None:
+    """The laws above would hold of a network that sees nothing."""
+    one = to_drafts(POLICY.rules, [Example(instruction="", targets=DIAMOND)], [0])
+    taught = POLICY.teach(one)
+    for name, value in (("types", 4), ("workers", 1), ("instruction", 2)):
+        changed = one[name].clone()
+        changed.view(-1)[0] = value
+        other = POLICY.teach(one | {name: changed})
+        assert (other.types[0, 1] - taught.types[0, 1]).abs().max() > 1e-3, name
+        assert (other.types[0, 3] - taught.types[0, 3]).abs().max() > 1e-3, name
+        assert (other.links[0, 3, 0] - taught.links[0, 3, 0]).abs() > 1e-3, name
+
+
+# A decision
+
+
+def failed_drafts(policy: PlanPolicy) -> Obs:
+    """Two nodes each, the first failed in one of them."""
+    d = grown(policy, to_drafts(policy.rules, [Example(instruction="", targets=DIAMOND)] * 4, [0, 1, 2, 0]), 2)
+    d["failed"] = torch.tensor([-1, 0, 1, 0])
+    d["error"] = torch.tensor([0, 1, 2, 7])
+    d["status"] = torch.where(torch.arange(5) == d["failed"][:, None], Status.FAILED, d["status"])
+    return d
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_decision_is_as_probable_when_it_is_looked_at_again(greedy: bool) -> None:
+    for d in (begin(POLICY, [0, 1, 2]), failed_drafts(POLICY)):
+        for seed in range(10):
+            made = POLICY.act(d, greedy=greedy, generator=Generator().manual_seed(seed))
+            again = POLICY.evaluate(d, made.action)
+            close(again.log_prob, made.log_prob)
+            close(again.value, made.value)
+            close(POLICY.value(d), made.value)
+            assert (again.entropy >= 0).all()
+            assert (made.log_prob <= 1e-6).all()
+            chosen = POLICY.choose(d, greedy=greedy, generator=Generator().manual_seed(seed))
+            assert all(torch.equal(chosen[name], made.action[name]) for name in chosen)
+
+
+def every_action(policy: PlanPolicy) -> Iterator[Action]:
+    rules = policy.rules
+    for parts in product(range(len(Correction)), range(rules.types + 1), range(2**rules.nodes), range(rules.workers)):
+        correction, kind, linked, worker = parts
+        yield {
+            "correction": torch.tensor([correction]),
+            "type": torch.tensor([kind]),
+            "links": torch.tensor([[bool(linked >> i & 1) for i in range(rules.nodes)]]),
+            "worker": torch.tensor([worker]),
+        }
+
+
+def is_legal(rules: Rules, d: Obs, a: Action) -> Tensor:
+    """(n,) bool."""
+    rows = torch.arange(len(d["length"]))
+    correct = rules.corrections(d)[rows, a["correction"]]
+    kind = rules.task_types(d, a["correction"])[rows, a["type"]]
+    linked = ~(a["links"] & ~rules.dependencies(d, a["type"])).any(1)
+    return correct & kind & linked & rules.workers_for(d, a["correction"], a["type"], a["links"])[rows, a["worker"]]
+
+
+SMALL = CATALOGUE.withdrawn("summarise", "count", "draw", "mail")
+
+
+@pytest.mark.parametrize("failed", [-1, 0])
+def test_probabilities_of_all_legal_decisions_sum_to_one_and_give_the_entropy(failed: int) -> None:
+    policy = make_policy(SMALL, limits=Limits(max_nodes=3))
+    d = grown(policy, to_drafts(policy.rules, [Example(instruction="", targets=two_nodes())], [0]), 2)
+    d["failed"] = torch.tensor([failed])
+    d["status"] = torch.where((torch.arange(3) == failed)[None], Status.FAILED, d["status"])
+    legal = [a for a in every_action(policy) if is_legal(policy.rules, d, a)]
+    assert len(legal) > 5
+    batch = {name: torch.cat([a[name] for a in legal]) for name in legal[0]}
+    found = policy.evaluate(
+        {name: value.repeat(len(legal), *[1] * (value.dim() - 1)) for name, value in d.items()}, batch
+    )
+    p = found.log_prob.double().exp()
+    assert p.sum() == pytest.approx(1, abs=1e-5)
+    assert (p * found.entropy).sum() == pytest.approx(-float((p * found.log_prob).sum()), rel=1e-4)
+
+
+def two_nodes() -> Targets:
+    return Targets(task_types=(0, 1), dependencies=((), (0,)), model_selections=(0, 1))
+
+
+def test_the_most_probable_decision_is_the_same_every_time() -> None:
+    d = failed_drafts(POLICY)
+    first = POLICY.act(d, greedy=True, generator=Generator().manual_seed(1))
+    second = make_policy().act(d, greedy=True, generator=Generator().manual_seed(2))
+    assert all(torch.equal(first.action[name], second.action[name]) for name in first.action)
+    assert torch.equal(first.log_prob, second.log_prob)
+    drawn = {tuple(POLICY.choose(d, generator=Generator().manual_seed(s))["type"].tolist()) for s in range(20)}
+    assert len(drawn) > 1
+
+
+HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e38)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(HOSTILE), st.floats(0, 1), st.integers(0, 1000), st.booleans())
+def test_whatever_the_weights_only_the_legal_is_chosen(worst: float, share: float, seed: int, greedy: bool) -> None:
+    tight = Limits(max_nodes=3, max_cost_usd=0.07, max_time_ms=65.0)
+    policy = make_policy(CATALOGUE.updated("quick", quota=2), limits=tight, seed=seed)
+    draws = Generator().manual_seed(seed)
+    for value in policy.parameters():
+        value[torch.rand(value.shape, generator=draws) < share] = worst
+    d, ended = begin(policy, [0, 1, 2]), torch.zeros(3, dtype=torch.bool)
+    for _ in range(tight.max_nodes + 1):
+        made = policy.act(d, greedy=greedy, generator=draws)
+        assert is_legal(policy.rules, d, made.action).all()
+        assert made.log_prob.isfinite().all()
+        assert policy.evaluate(d, made.action).entropy.isfinite().all()
+        d, stopped = policy.rules.grow(d, made.action)
+        ended |= stopped
+    assert ended.all()
+    assert len(policy.rules.plans(d, TEXTS)) == 3  # checked there
+
+
+@pytest.mark.parametrize("worst", HOSTILE)
+def test_so_it_is_after_a_failure(worst: float) -> None:
+    policy = make_policy()
+    for value in policy.parameters():
+        value.fill_(worst)
+    d = failed_drafts(policy)
+    for seed in range(5):
+        made = policy.act(d, generator=Generator().manual_seed(seed))
+        assert is_legal(policy.rules, d, made.action).all()
+
+
+# By what task types are known
+
+
+def type_scores(policy: PlanPolicy, whole: Obs, t: int = 2) -> Tensor:
+    d = grown(policy, whole, t)
+    return scores(policy, d, torch.zeros_like(d["length"]))[0]
+
+
+def by_name(policy: PlanPolicy, names: Sequence[str]) -> Obs:
+    """Drafts of the same plan in the ids of a policy's catalogue, about every instruction."""
+    place = {t.name: i for i, t in enumerate(policy.rules.catalogue.task_types)}
+    needs: list[tuple[int, ...]] = [()] + [(i,) for i in range(len(names) - 1)]
+    targets = Targets(task_types=tuple(place[name] for name in names), dependencies=tuple(needs))
+    drafts = to_drafts(policy.rules, [Example(instruction="", targets=targets)] * len(TEXTS), range(len(TEXTS)))
+    return drafts | {"workers": torch.where(drafts["types"] >= 0, 0, -1)}
+
+
+@given(st.permutations(range(6)))
+@settings(max_examples=15, deadline=None)
+def test_in_another_order_task_types_have_the_same_scores(order: list[int]) -> None:
+    types = tuple(CATALOGUE.task_types[i] for i in order)
+    other = make_policy(Catalogue(task_types=types, workers=CATALOGUE.workers))
+    before = type_scores(POLICY, by_name(POLICY, ["fetch", "draw", "mail"]))
+    after = type_scores(other, by_name(other, ["fetch", "draw", "mail"]))
+    close(after, before[:, [*order, 6]])
+    one, two = (policy.teach(by_name(policy, ["fetch", "draw", "mail"])) for policy in (POLICY, other))
+    close(two.links[:, :3, :3], one.links[:, :3, :3])
+    close(two.workers[:, :3], one.workers[:, :3])
+
+
+def test_in_another_order_workers_have_the_same_scores() -> None:
+    other = make_policy(Catalogue(task_types=CATALOGUE.task_types, workers=CATALOGUE.workers[::-1]))
+    d, e = begin(POLICY, [0, 1, 2]), begin(other, [0, 1, 2])
+    kind = torch.tensor([0, 1, 2])
+    close(scores(other, e, kind)[2], scores(POLICY, d, kind)[2].flip(1))
+
+
+def test_an_added_task_type_leaves_the_others_scores_and_a_withdrawn_one_too() -> None:
+    before = type_scores(POLICY, by_name(POLICY, ["fetch", "draw"]))
+    more = make_policy(CATALOGUE.added(TaskType(name="sing", description="sing a song")))
+    after = type_scores(more, by_name(more, ["fetch", "draw"]))
+    close(after[:, [0, 1, 2, 3, 4, 5, 7]], before)
+    fewer = make_policy(CATALOGUE.withdrawn("count"))
+    close(type_scores(fewer, by_name(fewer, ["fetch", "draw"])), before[:, [0, 1, 2, 4, 5, 6]])
+
+
+def test_a_task_type_never_seen_is_known_by_its_description_alone() -> None:
+    def score(description: str, *, forget: bool = False) -> Tensor:
+        policy = make_policy(CATALOGUE.added(TaskType(name="new", description=description)))
+        if forget:
+            for table in (policy.type_names, policy.type_class, policy.type_bias):
+                table.fill_(100.0)
+        return type_scores(policy, begin(policy, [0, 1, 2]), t=0)[:, 6]
+
+    song = score("sing a song of sixpence")
+    close(score("sing a song of sixpence", forget=True), song)
+    assert (score("bake a pie of blackbirds") - song).abs().min() > 1e-3
+
+
+def test_a_task_type_never_seen_can_be_chosen() -> None:
+    catalogue = CATALOGUE.added(TaskType(name="new", description="sing a song of sixpence"))
+    chosen = {
+        kind
+        for seed in range(30)
+        for kind in make_policy(catalogue, seed=seed)
+        .choose(begin(make_policy(catalogue), [0, 1, 2]), greedy=True)["type"]
+        .tolist()
+    }
+    assert 6 in chosen
+
+
+def test_a_worker_never_seen_is_known_by_its_description_and_live_numbers() -> None:
+    def score(**fields: object) -> Tensor:
+        policy = make_policy(CATALOGUE.added(Worker(name="new", **fields)))  # type: ignore[arg-type]
+        d = begin(policy, [0, 1, 2])
+        return scores(policy, d, torch.zeros_like(d["length"]))[2]
+
+    plain = score(description="a poet")
+    for other in (
+        score(description="a plumber"),
+        score(description="a poet", usd_per_call=2.0),
+        score(description="a poet", latency_ms=900.0),
+        score(description="a poet", success_rate=0.9),
+        score(description="a poet", available=False),
+        score(description="a poet", quota=3),
+    ):
+        close(other[:, :2], plain[:, :2])
+        assert (other[:, 2] - plain[:, 2]).abs().min() > 1e-4
+
+
+def test_votes_of_similar_past_queries_speak_for_types_and_links() -> None:
+    policy = make_policy()
+    policy.vote_gate.weight.zero_()
+    policy.vote_gate.bias.zero_()
+    policy.vote_weight.copy_(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    policy.link_vote.fill_(1.0)
+    whole = by_name(policy, ["fetch", "translate"])
+    before = policy.teach(whole)
+    votes = policy.around.library.votes
+    pair = policy.around.pairs.tolist().index([0, 1])  # translate after fetch
+    votes[:, 6 + pair] += 1
+    link = policy.around.links.tolist().index([0, 1])
+    votes[:, 6 + len(policy.around.pairs) + link] += 1
+    after = policy.teach(whole)
+    change = (after.types - before.types)[0]
+    assert change[1].tolist() == pytest.approx([0, 5, 0, 0, 0, 0, 0], abs=1e-3)
+    assert change[0].abs().max() < 1e-3
+    assert (after.links - before.links)[0, 1, 0] == pytest.approx(5, abs=1e-3)
+    assert (after.links - before.links)[0, 0, 0].abs() < 1e-3
+    votes[:, 4] += 1  # draw
+    change = (policy.teach(whole).types - after.types)[0, :3]
+    assert change[:, 4].tolist() == pytest.approx([5, 5, 5], abs=1e-3)
+    assert change[:, [0, 1, 2, 3, 5, 6]].abs().max() < 1e-3
+
+
+# Batches
+
+
+def test_the_company_of_longer_instructions_and_plans_changes_no_score() -> None:
+    whole = by_name(POLICY, ["fetch", "draw", "mail", "count"])
+    together = type_scores(POLICY, whole)
+    for row, text in enumerate(TEXTS):
+        alone = make_policy(texts=[text])
+        own = {name: value[row : row + 1] for name, value in whole.items()} | {"instruction": torch.tensor([0])}
+        close(type_scores(alone, own), together[row : row + 1])
+        close(alone.teach(own).links, POLICY.teach(whole).links[row : row + 1])
+
+
+def test_imitating_hides_words_but_never_all_of_them() -> None:
+    policy = make_policy()
+    policy.train()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        assert policy.teach(by_name(policy, ["fetch"])).types.isfinite().all()
+    one, two = (policy.teach(by_name(policy, ["fetch"])).types for _ in range(2))
+    assert not torch.equal(one, two)
+    policy.train(False)
+    one, two = (policy.teach(by_name(policy, ["fetch"])).types for _ in range(2))
+    assert torch.equal(one, two)
