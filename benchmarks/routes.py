@@ -24,6 +24,7 @@ from torch import Tensor
 from etude.contracts.ports import TextEncoder
 from etude.learning.evaluate import interval
 from etude.problems.workflow.catalogue import read_catalogue
+from etude.problems.workflow.kernels import Texts, read_texts
 from etude.problems.workflow.replay import (
     UNKNOWN,
     WEIGHTS,
@@ -35,7 +36,7 @@ from etude.problems.workflow.replay import (
     references,
     type_means,
 )
-from etude.problems.workflow.routing import Texts, fit_router, neighbours, read_texts
+from etude.problems.workflow.routing import fit_router, neighbours
 from etude.text.encoders import make_encoder
 
 ROUTER = "router"
@@ -61,7 +62,7 @@ def run(replay: Replay, encoder: str, folds: int, repeats: int) -> dict[str, Tra
     rounds = [split(replay, texts, reader, folds, seed) for seed in range(repeats)]
     return {
         name: Track(
-            **{part: np.mean([getattr(r[name], part) for r in rounds], 0) for part in PARTS},
+            **dict[str, Any]({part: np.mean([getattr(r[name], part) for r in rounds], 0) for part in PARTS}),
             curves=[curve for r in rounds for curve in r[name].curves],
             areas=[area for r in rounds for area in r[name].areas],
         )

@@ -7,7 +7,16 @@ import sys
 import time
 from pathlib import Path
 
-SCRIPTS = ("inference.py", "throughput.py", "distributions.py", "time_to_target.py", "matched.py")
+SCRIPTS = (
+    "inference.py",
+    "throughput.py",
+    "distributions.py",
+    "time_to_target.py",
+    "matched.py",
+    "grammar_fuzz.py",
+    "workflow_world.py",
+)
+"""`plans.py` and `routes.py` need the path of public data, so they are run by hand."""
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from etude.contracts.errors import CheckpointError, RunError
-from etude.learning.checkpoint import MANIFEST, checkpoints, read_checkpoint, under
+from etude.learning.checkpoint import MANIFEST, checkpoints, read_checkpoint, under, write_checkpoint
 from etude.learning.imitation import ImitationTraining
 from etude.learning.runs import RunFolder
 from etude.learning.train import TrainConfig, Training, resolve_device
@@ -24,6 +24,8 @@ from etude.problems.workflow.examples import read_examples
 from etude.problems.workflow.lesson import Reader, make_course, make_lesson, split
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.replay import read_outcomes
+from etude.problems.workflow.routing import Router, fit_router
 from etude.serving.planner import Planner
 from etude.serving.runtime import LoadedPolicy
 from etude.settings import Settings, restore
@@ -198,7 +200,8 @@ def load_planner(path: Path) -> Planner:
     catalogue = read_catalogue(root / CATALOGUE)
     tensors, meta = _read_weights(path, folder, "workflow")
     if "memory.weights" not in tensors:
-        raise CheckpointError(f"{path} is a state of training, not a planner: give the run folder {root}")
+        what = "chooses workers, it does not plan" if "router" in meta else "is a state of training, not a planner"
+        raise CheckpointError(f"{path} {what}: give the folder of a run of `etude train workflow --phase 1`")
     known = Known(
         task_types=tuple(t.name for t in catalogue.task_types), workers=tuple(w.name for w in catalogue.workers)
     )
@@ -215,3 +218,35 @@ def load_planner(path: Path) -> Planner:
         beam=settings.training.phase1_supervised.beam,
         step=meta["step"],
     )
+
+
+def make_router(settings: Settings, out: Path, outcomes: Path, catalogue_file: Path | None) -> Router:
+    """Phase 2 on recorded outcomes: who answers which query, fitted in `out`."""
+    source = catalogue_file or outcomes.with_name(CATALOGUE)
+    replay = read_outcomes(outcomes, read_catalogue(source))
+    folder = RunFolder(out)
+    folder.open(
+        {
+            "problem": "workflow",
+            "phase": 2,
+            "data": [sha256(outcomes.read_bytes() + source.read_bytes()).hexdigest()],
+            **settings.model_dump(mode="json", include={"limits", "planner", "run"}),
+        }
+    )
+    router, _ = fit_router(replay, make_reader(settings.planner).encoder)
+    (out / CATALOGUE).write_bytes(source.read_bytes())
+    tensors = {f"router.{name}": value for name, value in router.state_dict().items()}
+    meta = {"problem": "workflow", "router": router.to_json()}
+    write_checkpoint(folder.best, step=len(replay), tensors=tensors, meta=meta, keep=1)
+    folder.finish({"stopped": "fitted", "queries": len(replay), "best_single": router.best_single})
+    return router
+
+
+def load_router(path: Path) -> Router:
+    root = find_root(path)
+    folder = RunFolder(root)
+    settings = read_settings(folder, "workflow")
+    tensors, meta = _read_weights(path, folder, "workflow")
+    if "router" not in meta:
+        raise CheckpointError(f"{path} was trained on expert workflows: --replay is for a run of --phase 2 --replay")
+    return Router.from_state(under("router.", tensors), meta["router"], make_reader(settings.planner).encoder)

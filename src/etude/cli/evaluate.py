@@ -30,6 +30,9 @@ def evaluate_run(
     catalogue: Annotated[
         Path | None, typer.Option(help="Of a planner: whose ids `--data` speaks in.", show_default="the run's")
     ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Of a run of phase 2: recorded outcomes to choose among.", show_default=False)
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes that each policy plays.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of the episodes; the same for all policies.")] = HELD_OUT_SEED,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training.")] = False,
@@ -42,8 +45,11 @@ def evaluate_run(
     from etude.contracts.errors import ConfigError
 
     if problem_of(run) == "workflow":
+        if replay is not None:
+            workflow.evaluate_replay(run, replay, catalogue, as_json=as_json)
+            return
         if data is None:
-            raise ConfigError("--data is missing: a planner is measured on a file of expert workflows")
+            raise ConfigError("a planner is measured on expert workflows, --data, a router on outcomes, --replay")
         workflow.evaluate(run, data, catalogue, as_json=as_json)
         return
     if device not in ("auto", "cpu", "cuda"):

@@ -58,6 +58,8 @@ def _budget(config: dict[str, Any]) -> int:
     """Environment steps, or epochs of a planner."""
     if config["problem"] != "workflow":
         return int(config["run"]["max_steps"])
+    if config["phase"] == 2:
+        return 0
     phase = config["training"]["phase1_supervised"]
     return int(phase["num_epochs"] + phase["final_epochs"])
 

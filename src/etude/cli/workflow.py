@@ -19,6 +19,7 @@ from etude.contracts.errors import ConfigError
 if TYPE_CHECKING:
     from etude.learning.imitation import Epoch, ImitationTraining
     from etude.problems.workflow.plan import Plan
+    from etude.problems.workflow.routing import Router
 
 
 def train(
@@ -35,6 +36,12 @@ def train(
         typer.Option(
             metavar="ngrams|fast|minilm|minilm-frozen|URL#MODEL", help="How text is read.", show_default="fast"
         ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Phase 2: the run of phase 1 to go on from.", show_default=False)
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Phase 2: recorded outcomes of queries, JSONL.", show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same weights.", show_default="0")] = None,
     epochs: Annotated[int | None, typer.Option(help="At most this many passes.", show_default="50")] = None,
@@ -55,12 +62,16 @@ def train(
     ] = False,
 ) -> None:
     """How an instruction becomes a plan: which subtasks, in which order, and who does each."""
-    if phase == 2:
-        raise ConfigError("--phase 2 is not there yet: --phase 1 learns from expert workflows")
-    if not data:
+    if phase == 2 and replay is None:
+        raise ConfigError("--phase 2 learns from recorded outcomes so far: give them with --replay")
+    if phase == 1 and not data:
         raise ConfigError("--phase 1 needs --data, a file of expert workflows")
-    if catalogue and len(catalogue) != len(data):
-        raise ConfigError(f"there are {len(data)} --data and {len(catalogue)} --catalogue: give one for each, in order")
+    files = list(data or ()) if phase == 1 else [Path(str(replay))]
+    if catalogue and len(catalogue) != len(files):
+        raise ConfigError(
+            f"there are {len(files)} --data and {len(catalogue)} --catalogue: give one for each, in order"
+        )
+    pairs = [(file, own) for file, own in zip_longest(files, catalogue or []) if file]
     flags = {
         "--seed": seed,
         "--device": device,
@@ -69,17 +80,24 @@ def train(
         "--batch-size": batch_size,
         "--tracker": tracker or None,
     }
+    if checkpoint is not None and encoder is None:
+        flags["--encoder"] = _encoder_of(checkpoint)
     settings = resolve_settings(preset=None, config=config, assignments=assignments, flags=flags).settings
-    out = out or Path("runs") / f"workflow-p1-{settings.run.seed}"
+    out = out or Path("runs") / f"workflow-p{phase}-{settings.run.seed}"
 
-    from etude.bootstrap import make_imitation
+    from etude.bootstrap import make_imitation, make_router
     from etude.learning.runs import RunFolder
 
     screen = console(stderr=as_json)
     screen.quiet = quiet
     with RunFolder(out).locked():
+        if phase == 2:
+            with screen.status("reading queries and outcomes"):
+                router = make_router(settings, out, *pairs[0])
+            _conclude_routing(router, out, screen, as_json=as_json)
+            return
         with screen.status("reading examples"):
-            training = make_imitation(settings, out, [(f, c) for f, c in zip_longest(data, catalogue or []) if f])
+            training = make_imitation(settings, out, pairs)
         examples, aside = len(training.lesson.drafts["length"]), len(training.lesson.wanted)
         doing = f"resuming after epoch {training.number}" if training.resumed else "learning"
         screen.print(
@@ -88,6 +106,23 @@ def train(
         )
         _follow(training, screen)
         _conclude(training, out, screen, as_json=as_json)
+
+
+def _encoder_of(checkpoint: Path) -> str:
+    from etude.bootstrap import find_root, read_settings
+    from etude.learning.runs import RunFolder
+
+    return read_settings(RunFolder(find_root(checkpoint)), "workflow").planner.encoder
+
+
+def _conclude_routing(router: Router, out: Path, screen: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": str(out), "best_single": router.best_single, "unit_usd": router.unit_usd})
+    screen.print(
+        f"{escape(str(out))}: learned who answers what; alone, {escape(router.best_single)} would be best",
+        soft_wrap=True,
+    )
+    screen.print(f"next: etude evaluate {escape(str(out))} --replay outcomes.jsonl", soft_wrap=True)
 
 
 def _follow(training: ImitationTraining, screen: Any) -> None:
@@ -212,3 +247,69 @@ def evaluate(run: Path, data: Path, catalogue: Path | None, *, as_json: bool) ->
     screen.print(table("metric", "mean", "95 % interval", rows=rows, right=["mean", "95 % interval"]))
     latency = told["latency_ms"]
     screen.print(f"\nOne plan takes {latency['p50']:.1f} ms (p50), {latency['p99']:.1f} ms (p99) on this CPU.")
+
+
+def evaluate_replay(run: Path, outcomes: Path, catalogue: Path | None, *, as_json: bool) -> None:
+    """Choices of workers for recorded queries beside simpler ones, and what each score costs."""
+    import torch
+
+    from etude.bootstrap import load_router
+    from etude.learning.evaluate import interval
+    from etude.problems.workflow.catalogue import read_catalogue
+    from etude.problems.workflow.replay import choose, curve, read_outcomes, references
+
+    router = load_router(run)
+    if catalogue is not None:
+        router = router.under(read_catalogue(catalogue))
+    replay = read_outcomes(outcomes, router.catalogue)
+    with console(stderr=True).status(f"choosing for {len(replay):,} queries"):
+        expected = router.predict(replay.texts, replay.types)
+    names, unit = [w.name for w in router.catalogue.workers], router.unit_usd
+    wanted = float(router.learned.mean.max())  # of the best single worker on the past queries
+    picks = {
+        weight: choose(expected.score, expected.cost_usd, expected.able, weight=weight, unit_usd=unit)
+        for weight in (0.0, router.weight_for(wanted))
+    }
+    greedy, thrifty = next(iter(picks.values())), list(picks.values())[-1]
+    others = references(replay, best_single=names.index(router.best_single))
+    score, cost = replay.completed()
+    row = torch.arange(len(replay))
+    single = score[row, others["best_single"]]
+
+    def told(chosen: Any) -> dict[str, Any]:
+        own, paid = score[row, chosen], cost[row, chosen]
+        return {
+            "score": float(own.mean()),
+            "score_ci95": interval(own.numpy()),
+            "to_best_single_ci95": interval((own - single).numpy()),
+            "cost_usd": float(paid.mean()),
+            "cost_share": float(paid.sum() / cost[row, others["best_single"]].sum()),
+        }
+
+    policies = {"policy": greedy, "policy at best_single's score": thrifty, **others}
+    shown = {name: told(chosen) for name, chosen in policies.items()}
+    points = curve(expected.score, expected.cost_usd, replay, unit_usd=unit)
+    low, high = (float(cost[row, others[name]].mean()) for name in ("cheapest", "best_single"))
+    if as_json:
+        answer = {"run": str(run), "replay": str(outcomes), "queries": len(replay), **shown["policy"]}
+        answer |= {"at_best_single": shown["policy at best_single's score"], "aiq": points.area(low, high)}
+        answer |= {"baselines": {name: shown[name] for name in others}, "best_single_worker": router.best_single}
+        answer["curve"] = [list(p) for p in zip(points.cost_usd.tolist(), points.score.tolist(), strict=True)]
+        print_json(answer)
+        return
+    rows = [
+        [
+            name,
+            f"{row['score']:.4f}",
+            "{:.4f} … {:.4f}".format(*row["score_ci95"]),
+            "{:+.4f} … {:+.4f}".format(*row["to_best_single_ci95"]),
+            f"{row['cost_usd']:.6f}",
+            f"{row['cost_share']:.1%}",
+        ]
+        for name, row in sorted(shown.items(), key=lambda item: -item[1]["score"])
+    ]
+    heads = ("score", "95 % interval", "to best_single, paired", "USD a query", "of best_single's cost")
+    screen = console()
+    screen.print(f"{run}: {len(replay):,} queries of {outcomes}\n", markup=False, soft_wrap=True)
+    screen.print(table("policy", *heads, rows=rows, right=heads))
+    screen.print(f"\nbest_single is {router.best_single}; AIQ {points.area(low, high):.4f}", markup=False)

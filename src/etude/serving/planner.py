@@ -53,8 +53,6 @@ class Planner:
 
     def plan(self, instruction: str) -> Plan:
         """The plan for one instruction; PlanError when there is nothing to plan from."""
-        if not instruction.strip():
-            raise PlanError("the instruction is empty: say what is to be done")
         with one_thread(only=True):
             return plan_by_beam(self.policy, self._read([instruction]), instruction, beam=self.beam)
 
@@ -63,7 +61,10 @@ class Planner:
         return plan_greedily(self.policy, self._read(instructions), instructions)
 
     def _read(self, instructions: Sequence[str]) -> Obs:
-        texts = [text[:LONGEST] for text in instructions]
+        for text in instructions:
+            if not text.strip():
+                raise PlanError("the instruction is empty: say what is to be done")
+        texts = [text.strip()[:LONGEST] for text in instructions]
         votes = self.memory.votes(self.reader.encoder, texts)
         library = make_library(self.reader.encoder, texts, votes, self.reader.tokenise)
         return ask(self.policy, self._around, library)

@@ -176,7 +176,7 @@ def test_evaluation_by_another_catalogue(run: Path, test_data: Path, tmp_path: P
 
 
 def test_what_cannot_be_evaluated(run: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert "--data is missing" in refused(capsys, "evaluate", run)
+    assert "a planner is measured on expert workflows, --data" in refused(capsys, "evaluate", run)
     assert "cannot be read" in refused(capsys, "evaluate", run, "--data", tmp_path / "none.json")
     (tmp_path / "bad.json").write_text('[{"instruction": "x"}]')
     assert "record 0" in refused(capsys, "evaluate", run, "--data", tmp_path / "bad.json")
@@ -259,3 +259,50 @@ def test_a_run_of_another_problem_makes_no_plans(finished: Path, capsys: Capture
 
 def test_a_training_checkpoint_is_no_planner(run: Path, capsys: Captured) -> None:
     refused(capsys, "plan", next((run / "checkpoints").iterdir()), TEXT)
+
+
+WORKERS = {"workers": [{"name": "small", "usd_per_call": 0.001}, {"name": "large", "usd_per_call": 0.01}]}
+
+
+def write_outcomes(folder: Path, count: int) -> tuple[Path, Path]:
+    """Sums are done as well by the small one, proofs by the large one alone."""
+    folder.mkdir(exist_ok=True)
+    (folder / "catalogue.json").write_text(json.dumps({"task_types": [{"name": "sum"}, {"name": "prove"}], **WORKERS}))
+    lines = []
+    for i in range(count):
+        kind, small = ("sum", 1.0) if i % 2 else ("prove", 0.0)
+        outcomes = {"small": {"score": small, "cost_usd": 0.001}, "large": {"score": 1.0, "cost_usd": 0.01}}
+        lines.append(json.dumps({"instruction": f"{kind} of {i}", "task_type": kind, "outcomes": outcomes}))
+    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "outcomes.jsonl", folder / "catalogue.json"
+
+
+def test_who_answers_what_is_learned_from_recorded_outcomes(tmp_path: Path, capsys: Captured) -> None:
+    outcomes, _ = write_outcomes(tmp_path, 40)
+    out = tmp_path / "run"
+    flags = ["--phase", "2", "--replay", outcomes, "--encoder", "ngrams", "--out", out]
+    assert etude("train", "workflow", *flags) == 0
+    capsys.readouterr()
+    assert etude("evaluate", out, "--replay", outcomes, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["score"] == told["baselines"]["oracle"]["score"] == 1.0
+    assert told["best_single_worker"] == "large"
+    assert told["at_best_single"]["score"] == 1.0
+    assert told["at_best_single"]["cost_share"] == pytest.approx(0.55)  # half of them at a tenth of the price
+    assert len(told["curve"]) > 2
+    assert etude("evaluate", out, "--replay", outcomes) == 0
+    assert "policy at best_single's score" in capsys.readouterr().out
+    assert etude("runs", "show", out) == 0
+    assert "chooses workers, it does not plan" in refused(capsys, "plan", out, TEXT)
+    assert "--data, a router on outcomes, --replay" in refused(capsys, "evaluate", out)
+
+
+def test_outcomes_cannot_be_learned_by_a_planner_nor_without_a_file(
+    run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    outcomes, _ = write_outcomes(tmp_path, 4)
+    assert "give them with --replay" in refused(capsys, "train", "workflow", "--phase", "2", "--out", tmp_path / "run")
+    assert "was trained on expert workflows" in refused(capsys, "evaluate", run, "--replay", outcomes)
+    outcomes.write_text('{"instruction": "x"\n')
+    message = refused(capsys, "train", "workflow", "--phase", "2", "--replay", outcomes, "--out", tmp_path / "run")
+    assert "line 1" in message

@@ -14,19 +14,9 @@ from torch import Tensor
 
 from etude.contracts.errors import CatalogueError, CheckpointError, DataError
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.kernels import MIX, _surface, make_kernel, read_texts
 from etude.problems.workflow.replay import UNKNOWN, Replay, type_means
-from etude.problems.workflow.routing import (
-    MIX,
-    Router,
-    _idf,
-    _surface,
-    _tensor,
-    fit_router,
-    make_kernel,
-    neighbours,
-    read_texts,
-    ridge_regression,
-)
+from etude.problems.workflow.routing import Router, _idf, _tensor, fit_router, neighbours, ridge_regression
 from etude.text.ngrams import NGramEncoder
 
 torch.set_num_threads(1)
