@@ -31,7 +31,7 @@ check: $(DEV) ## ruff, mypy --strict and the architecture test
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 bench: $(DEV) ## run the benchmarks, peers beside ours
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/run_all.py
+	GOMP_SPINCOUNT=10000 $(BIN)/python benchmarks/run_all.py
 
 clean: ## remove the environment, caches and builds; runs/ stays
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

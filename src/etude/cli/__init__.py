@@ -47,8 +47,8 @@ def _root(
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Exit codes: 0 done, 1 our mistake, 2 something to correct, 130 and 143 interrupted."""
-    # Threads that wait must not spin: on a busy machine two that do are several times slower than one alone.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that wait must not spin for long: on a busy machine two that do are several times slower than one alone.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app(args=args, prog_name="etude")
         sys.exit(0)

@@ -128,6 +128,8 @@ class Rules:
         """(n, 6) bool by Correction; only the dummy *abort* while planning."""
         d, limits = drafts, self.limits
         failed = d["failed"].clamp(min=0)
+        if self._none_failed(d):
+            return (torch.arange(len(Correction), device=self.device) == Correction.ABORT).expand(len(failed), -1)
         left = (d["failed"] >= 0) & (d["corrections"] < limits.max_corrections)
         tries = left & (at(d["attempts"], failed) < limits.max_attempts)
         same = at(self._able(d, at(d["types"], failed)) & self._affords(d), at(d["workers"], failed))
@@ -149,7 +151,9 @@ class Rules:
         d = drafts
         planning, repairing = d["failed"] < 0, (d["failed"] >= 0) & (correction == Correction.REPAIR)
         room = (planning & (d["length"] < self.nodes))[:, None]
-        legal = torch.where(repairing[:, None], self._doable(d, self._repairers(d)), self._open(d) & room)
+        legal = self._open(d) & room
+        if not self._none_failed(d):
+            legal = torch.where(repairing[:, None], self._doable(d, self._repairers(d)), legal)
         stop = ~repairing & ~(planning & (d["length"] == 0) & legal.any(1))
         return torch.cat([legal, stop[:, None]], 1)
 
@@ -168,12 +172,14 @@ class Rules:
         planning = d["failed"] < 0
         start = torch.maximum((d["finish"] * links).amax(1), d["clock"])
         known = task_type.clamp(max=self.types - 1)
-        grows = self._able(d, known) & self._affords(d) & (start[:, None] + d["latency"] <= self.max_time)
-        repair = self._able(d, known) & self._repairers(d)
-        legal = torch.where((correction == Correction.SWITCH)[:, None], self._substitutes(d), repair)
-        legal = torch.where(planning[:, None], grows, legal)
-        chooses = torch.where(planning, task_type < self.types, correction <= Correction.REPAIR)
-        chooses &= planning | (correction != Correction.RETRY)
+        legal = self._able(d, known) & self._affords(d) & (start[:, None] + d["latency"] <= self.max_time)
+        chooses = task_type < self.types
+        if not self._none_failed(d):
+            repair = self._able(d, known) & self._repairers(d)
+            corrects = torch.where((correction == Correction.SWITCH)[:, None], self._substitutes(d), repair)
+            legal = torch.where(planning[:, None], legal, corrects)
+            names = (correction == Correction.SWITCH) | (correction == Correction.REPAIR)
+            chooses = torch.where(planning, chooses, names)
         dummy = torch.arange(self.workers, device=self.device) == 0
         return torch.where(chooses[:, None], legal, dummy)
 
@@ -295,6 +301,10 @@ class Rules:
             start = torch.maximum((finish * links[:, i]).amax(1), d["ready"][:, i])
             finish[:, i] = torch.where(planned[:, i], start + d["duration"][:, i], finish[:, i])
         return finish
+
+    def _none_failed(self, d: Obs) -> bool:
+        """Whether corrections need not be looked at. On a GPU to ask would be to wait, so there they always are."""
+        return self.device.type == "cpu" and not bool((d["failed"] >= 0).any())
 
     def _able(self, d: Obs, task_type: Tensor) -> Tensor:
         """(n, W): who may do a subtask of this type now."""

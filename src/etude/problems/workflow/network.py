@@ -283,7 +283,8 @@ class PlanPolicy(nn.Module):
         match = self.word_match(self.norm(x)) @ self.type_match(types).T / math.sqrt(self.config.width)  # (n, L, T)
         match = match.masked_fill(~mask[..., None], -1e4)
         where = torch.arange(x.shape[1], device=x.device) / long[:, None].clamp(min=1)  # (n, L)
-        return match.logsumexp(1), torch.einsum("nlt,nl->nt", match.softmax(1), where)
+        mentioned = match.logsumexp(1)
+        return mentioned, (where[:, None] @ (match - mentioned[:, None]).exp())[:, 0]
 
     def _draft(self, obs: Obs, reading: Reading) -> Tensor:
         """(n, N + 1, d): the workflow's token, then each node's, after reading the instruction and those before."""
