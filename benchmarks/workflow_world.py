@@ -10,13 +10,12 @@ replays drawn ones, *with masks* draws them through the rules on the way.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from results import save, sentence
+from throughput import seconds
 from torch import Generator, Tensor
 
 from etude.learning.evaluate import EVALUATION_SEED, interval
@@ -58,22 +57,6 @@ def rates(envs: int, *, device: str, least_s: float = 1.0) -> dict[str, float]:
         "alone": envs * STEPS / seconds(alone, device=device, least_s=least_s),
         "with_masks": envs * STEPS / seconds(masked, device=device, least_s=least_s),
     }
-
-
-def seconds(work: Callable[[], object], *, device: str, least_s: float) -> float:
-    """Mean time of one call, over at least `least_s` seconds."""
-    work()
-    calls, began = 0, _now(device)
-    while calls == 0 or _now(device) - began < least_s:
-        work()
-        calls += 1
-    return (_now(device) - began) / calls
-
-
-def _now(device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 @torch.inference_mode()

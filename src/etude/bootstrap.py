@@ -202,9 +202,7 @@ def load_planner(path: Path) -> Planner:
     if "memory.weights" not in tensors:
         what = "chooses workers, it does not plan" if "router" in meta else "is a state of training, not a planner"
         raise CheckpointError(f"{path} {what}: give the folder of a run of `etude train workflow --phase 1`")
-    known = Known(
-        task_types=tuple(t.name for t in catalogue.task_types), workers=tuple(w.name for w in catalogue.workers)
-    )
+    known = Known.of(catalogue)
     reader = make_reader(settings.planner)
     policy = make_plan_policy(settings, known, reader)
     policy.load_state_dict(under("policy.", tensors))

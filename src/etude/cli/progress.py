@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 from rich.console import Console, Group
@@ -119,10 +119,20 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
+class Resumable(Protocol):
+    """A training that goes on from its newest checkpoint; a step of a planner's is an epoch."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def saved_at(self) -> int: ...
+
+
 @contextmanager
-def interruptible(screen: Console) -> Iterator[list[Training]]:
+def interruptible(screen: Console) -> Iterator[list[Resumable]]:
     """Ctrl-C and SIGTERM end with how to go on. Nothing needs saving: the newest checkpoint is whole at any moment."""
-    begun: list[Training] = []
+    begun: list[Resumable] = []
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield begun

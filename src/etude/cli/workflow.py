@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from etude.cli.config import Assignments, ConfigFile, resolve_settings
 from etude.cli.display import console, duration, print_json, table
-from etude.contracts.errors import ConfigError
+from etude.cli.progress import interruptible
+from etude.contracts.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from etude.learning.imitation import Epoch, ImitationTraining
@@ -38,7 +40,7 @@ def train(
         ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Phase 2: the run of phase 1 to go on from.", show_default=False)
+        Path | None, typer.Option(help="Phase 2: read text as this run of phase 1 does.", show_default=False)
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Phase 2: recorded outcomes of queries, JSONL.", show_default=False)
@@ -64,6 +66,10 @@ def train(
     """How an instruction becomes a plan: which subtasks, in which order, and who does each."""
     if phase == 2 and replay is None:
         raise ConfigError("--phase 2 learns from recorded outcomes so far: give them with --replay")
+    if phase == 2 and data:
+        raise ConfigError("--data is for --phase 1: phase 2 learns from outcomes, --replay")
+    if phase == 1 and (replay or checkpoint):
+        raise ConfigError("--replay and --checkpoint are for --phase 2: phase 1 learns from expert workflows, --data")
     if phase == 1 and not data:
         raise ConfigError("--phase 1 needs --data, a file of expert workflows")
     files = list(data or ()) if phase == 1 else [Path(str(replay))]
@@ -90,7 +96,7 @@ def train(
 
     screen = console(stderr=as_json)
     screen.quiet = quiet
-    with RunFolder(out).locked():
+    with interruptible(screen) as begun, RunFolder(out).locked():
         if phase == 2:
             with screen.status("reading queries and outcomes"):
                 router = make_router(settings, out, *pairs[0])
@@ -98,12 +104,13 @@ def train(
             return
         with screen.status("reading examples"):
             training = make_imitation(settings, out, pairs)
+        begun.append(training)
         examples, aside = len(training.lesson.drafts["length"]), len(training.lesson.wanted)
         doing = f"resuming after epoch {training.number}" if training.resumed else "learning"
-        screen.print(
-            f"{escape(str(out))}: {doing} from {examples:,} examples, {aside:,} kept aside, on {training.device}",
-            soft_wrap=True,
-        )
+        told = f"{doing} from {examples:,} examples, {aside:,} kept aside, on {training.device}"
+        if training.folder.summary() is not None:
+            told = "already finished; to train anew, choose another folder with --out"
+        screen.print(f"{escape(str(out))}: {told}", soft_wrap=True)
         _follow(training, screen)
         _conclude(training, out, screen, as_json=as_json)
 
@@ -223,8 +230,9 @@ def evaluate(run: Path, data: Path, catalogue: Path | None, *, as_json: bool) ->
             began = time.perf_counter()
             made.append(planner.plan(example.instruction))
             times.append(1000 * (time.perf_counter() - began))
-            made[-1].check(planner.catalogue, planner.limits)
-            valid += 1
+            with suppress(PlanError):
+                made[-1].check(planner.catalogue, planner.limits)
+                valid += 1
     scores = score_plans(made, wanted)
     told: dict[str, Any] = {"run": str(run), "data": str(data), "examples": len(examples)}
     for name in ("node_f1", "link_f1", "accuracy"):
@@ -266,11 +274,10 @@ def evaluate_replay(run: Path, outcomes: Path, catalogue: Path | None, *, as_jso
         expected = router.predict(replay.texts, replay.types)
     names, unit = [w.name for w in router.catalogue.workers], router.unit_usd
     wanted = float(router.learned.mean.max())  # of the best single worker on the past queries
-    picks = {
-        weight: choose(expected.score, expected.cost_usd, expected.able, weight=weight, unit_usd=unit)
+    greedy, thrifty = (
+        choose(expected.score, expected.cost_usd, expected.able, weight=weight, unit_usd=unit)
         for weight in (0.0, router.weight_for(wanted))
-    }
-    greedy, thrifty = next(iter(picks.values())), list(picks.values())[-1]
+    )
     others = references(replay, best_single=names.index(router.best_single))
     score, cost = replay.completed()
     row = torch.arange(len(replay))

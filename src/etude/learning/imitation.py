@@ -253,8 +253,13 @@ class ImitationTraining:
         self.resumed = self._restore()
 
     @property
-    def total_epochs(self) -> int:
-        return self.config.num_epochs + self.config.final_epochs
+    def step(self) -> int:
+        return self.number
+
+    @property
+    def saved_at(self) -> int:
+        """The last epoch that need not be made again."""
+        return len(self.scores)
 
     def epochs(self, progress: Callable[[float], None] = lambda share: None) -> Iterator[Epoch]:
         """Train to the end; one item an epoch. `progress` hears the share of an epoch that is done."""

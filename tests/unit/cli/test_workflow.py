@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from etude.learning.imitation import Epoch, ImitationTraining
 from etude.problems.workflow.catalogue import Catalogue, read_catalogue
 from tests.language import CATALOGUE, WORDS, command, trained_run, write_data
 from tests.tiny import etude
@@ -306,3 +307,35 @@ def test_outcomes_cannot_be_learned_by_a_planner_nor_without_a_file(
     outcomes.write_text('{"instruction": "x"\n')
     message = refused(capsys, "train", "workflow", "--phase", "2", "--replay", outcomes, "--out", tmp_path / "run")
     assert "line 1" in message
+
+
+def test_flags_of_the_other_phase_are_refused(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    outcomes, _ = write_outcomes(tmp_path, 4)
+    data, _ = write_data(tmp_path / "data")
+    out = tmp_path / "run"
+    both = ["--data", data, "--replay", outcomes, "--out", out]
+    assert "--data is for --phase 1" in refused(capsys, "train", "workflow", "--phase", "2", *both)
+    assert "are for --phase 2" in refused(capsys, "train", "workflow", "--phase", "1", *both)
+    assert "are for --phase 2" in refused(capsys, *command(data, out, "--checkpoint", run))
+    assert not out.exists()
+
+
+def test_an_interrupted_training_says_how_to_go_on(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, _ = write_data(tmp_path)
+    whole = ImitationTraining._one
+
+    def interrupted(training: ImitationTraining, progress: Any) -> Epoch:
+        if training.number == 2:
+            raise KeyboardInterrupt
+        return whole(training, progress)
+
+    monkeypatch.setattr(ImitationTraining, "_one", interrupted)
+    assert etude(*command(data, tmp_path / "run")) == 130
+    assert "The same command resumes at step 2" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert etude(*command(data, tmp_path / "run")) == 0
+    assert "resuming after epoch 2" in capsys.readouterr().out
+    assert etude(*command(data, tmp_path / "run")) == 0
+    assert "already finished" in capsys.readouterr().out

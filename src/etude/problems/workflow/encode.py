@@ -66,6 +66,12 @@ class Known:
     task_types: tuple[str, ...]
     workers: tuple[str, ...]
 
+    @staticmethod
+    def of(catalogue: Catalogue) -> Known:
+        return Known(
+            task_types=tuple(t.name for t in catalogue.task_types), workers=tuple(w.name for w in catalogue.workers)
+        )
+
 
 def make_library(
     encoder: TextEncoder,

@@ -44,10 +44,7 @@ class Course:
 
     @property
     def known(self) -> Known:
-        return Known(
-            task_types=tuple(t.name for t in self.catalogue.task_types),
-            workers=tuple(w.name for w in self.catalogue.workers),
-        )
+        return Known.of(self.catalogue)
 
 
 @dataclass(frozen=True, kw_only=True)
