@@ -27,12 +27,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from etude.contracts.errors import ConfigError
 from etude.learning.health import HealthConfig
 from etude.learning.imitation import ImitationConfig
+from etude.learning.outcomes import OutcomesConfig
 from etude.learning.ppo import DOCUMENT, PPOConfig
 from etude.learning.train import RunConfig, Stage
 from etude.problems.allocation.network import NetworkConfig
 from etude.problems.allocation.world import AllocationConfig
 from etude.problems.workflow.network import PlannerConfig
 from etude.problems.workflow.plan import Limits
+from etude.problems.workflow.world import OfficeConfig
 
 FILE = "etude.yaml"
 PREFIX = "ETUDE_"
@@ -47,8 +49,23 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "ppo": {"envs": 1024, "epochs": 4, "minibatch": 8192, "lr": 5e-3},
         "run": {"max_steps": 3_000_000, "eval_every": 250_000, "checkpoint_every": 500_000},
     },
+    "office": {
+        "limits": {"max_nodes": 10, "max_corrections": 3},
+        "planner": {"width": 64, "layers": 2, "dropout": 0.0, "word_dropout": 0.0},
+        "training": {
+            "phase1_supervised": {
+                "batch_size": 64,
+                "learning_rate": 3e-4,
+                "num_epochs": 8,
+                "validation_share": 0.05,
+                "synthetic_augmentations": 0,
+                "final_epochs": 2,
+            }
+        },
+    },
 }
-"""Named groups of settings; `document` has the source document's hyper-parameters, `wide` large batches for a GPU."""
+"""Named groups of settings; `document` has the source document's hyper-parameters, `wide` large batches for a GPU,
+`office` what suits the many plain examples of the simulated office."""
 
 VARIANT_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "document": {},
@@ -72,6 +89,8 @@ FLAGS = {
     "--encoder": "planner.encoder",
     "--epochs": "training.phase1_supervised.num_epochs",
     "--batch-size": "training.phase1_supervised.batch_size",
+    "--episodes": "training.phase2_rl.num_episodes",
+    "--shift": "office.shift",
 }
 """Command-line flags with a name of their own; `--set key=value` reaches the rest."""
 
@@ -81,6 +100,7 @@ class TrainingSettings:
     """The two phases in which a planner learns, under the source document's names."""
 
     phase1_supervised: ImitationConfig = dataclass_field(default_factory=ImitationConfig)
+    phase2_rl: OutcomesConfig = dataclass_field(default_factory=OutcomesConfig)
 
 
 class Settings(BaseModel):
@@ -91,6 +111,7 @@ class Settings(BaseModel):
 
     allocation: AllocationConfig = AllocationConfig()
     network: NetworkConfig = NetworkConfig()
+    office: OfficeConfig = OfficeConfig()
     limits: Limits = Limits()
     planner: PlannerConfig = PlannerConfig()
     training: TrainingSettings = TrainingSettings()
@@ -374,14 +395,15 @@ def sections() -> frozenset[str]:
 
 
 def _docs(kind: type) -> dict[str, str]:
-    """The text below each field of a class; Python itself does not keep it."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(body, ast.ClassDef)
+    """The text below each field of a class and of those it inherits from; Python itself does not keep it."""
     found = {}
-    for line, below in zip(body.body, body.body[1:], strict=False):
-        match line, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = inspect.cleandoc(text)
+    for own in reversed([base for base in kind.__mro__ if base is kind or is_dataclass(base)]):
+        body = ast.parse(inspect.getsource(own)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for line, below in zip(body.body, body.body[1:], strict=False):
+            match line, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
     return found
 
 

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from etude.learning.checkpoint import checkpoints, read_checkpoint
+from etude.learning.checkpoint import checkpoints, read_checkpoint, under
 from etude.learning.runs import RunFolder
+from tests.office import go_on, imitate
 from tests.tiny import etude, train_command
 
 CLOCK = {"wall_s", "steps_per_s", "collect_share"}
@@ -44,10 +45,10 @@ EVERYTHING = COMMON | {
 
 
 @contextmanager
-def training(out: Path, settings: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "etude.cli", *train_command(out, **settings)]
+def training(out: Path, command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    whole = [sys.executable, "-m", "etude.cli", *command]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=out.parent
+        whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=out.parent
     ) as process:
         try:
             yield process
@@ -55,16 +56,16 @@ def training(out: Path, settings: dict[str, str]) -> Iterator[subprocess.Popen[s
             process.kill()
 
 
-def train(out: Path, settings: dict[str, str]) -> str:
-    with training(out, settings) as process:
+def train(out: Path, command: list[str]) -> str:
+    with training(out, command) as process:
         told = process.communicate(timeout=120)[0]
     assert process.returncode == 0, told
     return told
 
 
-def kill(out: Path, settings: dict[str, str], when: Callable[[], bool], *, after_s: float = 0.0) -> None:
+def kill(out: Path, command: list[str], when: Callable[[], bool], *, after_s: float = 0.0) -> None:
     """Start or resume, and end it without warning `after_s` after `when` becomes true."""
-    with training(out, settings) as process:
+    with training(out, command) as process:
         deadline = time.monotonic() + 120
         while not when():
             assert process.poll() is None, process.communicate()[0]
@@ -80,20 +81,20 @@ def drafts(out: Path) -> list[Path]:
     return [*out.glob("checkpoints/.*.draft"), *out.glob("best/.*.draft")]
 
 
-def kill_while_it_writes_a_checkpoint(out: Path, settings: dict[str, str]) -> None:
+def kill_while_it_writes_a_checkpoint(out: Path, command: list[str]) -> None:
     """A draft seen may be finished when the signal arrives: try until one stays behind."""
     for _ in range(5):
         old = set(drafts(out))
-        kill(out, settings, lambda seen=old: bool(set(drafts(out)) - seen))  # type: ignore[misc]
+        kill(out, command, lambda seen=old: bool(set(drafts(out)) - seen))  # type: ignore[misc]
         if drafts(out):
             return
     raise AssertionError("no checkpoint was caught half written")
 
 
-def kill_at_a_random_moment(out: Path, settings: dict[str, str], chance: random.Random) -> None:
+def kill_at_a_random_moment(out: Path, command: list[str], chance: random.Random) -> None:
     """Some updates further than it ever was, and a moment later."""
     lines = count_lines(out) + chance.randint(1, 4)
-    kill(out, settings, lambda: count_lines(out) >= lines, after_s=chance.uniform(0, 0.05))
+    kill(out, command, lambda: count_lines(out) >= lines, after_s=chance.uniform(0, 0.05))
 
 
 def count_lines(out: Path) -> int:
@@ -115,14 +116,35 @@ def test_a_run_killed_again_and_again_ends_like_one_never_interrupted(settings: 
     whole, killed, chance = tmp_path / "whole", tmp_path / "killed", random.Random(str(settings))
     assert etude(*train_command(whole, "--quiet", **settings)) == 0
 
+    command = train_command(killed, **settings)
     if settings is COMMON:
-        kill(killed, settings, killed.exists)  # before it knows what to write there
-    kill_at_a_random_moment(killed, settings, chance)
-    kill_while_it_writes_a_checkpoint(killed, settings)
-    kill_at_a_random_moment(killed, settings, chance)
+        kill(killed, command, killed.exists)  # before it knows what to write there
+    kill_at_a_random_moment(killed, command, chance)
+    kill_while_it_writes_a_checkpoint(killed, command)
+    kill_at_a_random_moment(killed, command, chance)
     assert RunFolder(killed).summary() is None
-    assert "resuming at step" in train(killed, settings)
+    assert "resuming at step" in train(killed, command)
+    assert_same(killed, whole)
 
+
+def test_phase_2_of_a_planner_killed_ends_like_one_never_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, whole, killed = (tmp_path / name for name in ("first", "whole", "killed"))
+    assert etude(*imitate(first, "--quiet")) == 0
+    assert etude(*go_on(first, whole, "--quiet")) == 0
+    command = [str(part) for part in go_on(first, killed)]
+    kill(killed, command, lambda: count_lines(killed) >= 2)  # a checkpoint was written with the first update
+    assert RunFolder(killed).summary() is None
+    assert etude(*command) == 0
+    assert "resuming after" in capsys.readouterr().out
+    assert_same(killed, whole)
+    reference, began = under("ppo.reference.", final_state(killed, "checkpoints")[0]), final_state(first, "best")[0]
+    assert [name for name, value in reference.items() if not torch.equal(value, began[f"policy.{name}"])] == []
+    assert (killed / "plans.json").read_bytes() == (whole / "plans.json").read_bytes()
+
+
+def assert_same(killed: Path, whole: Path) -> None:
     for place in ("checkpoints", "best"):
         (tensors, manifest), (expected, wanted) = final_state(killed, place), final_state(whole, place)
         assert tensors.keys() == expected.keys()

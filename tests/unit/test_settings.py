@@ -18,6 +18,7 @@ from etude import settings as module
 from etude.contracts.errors import ConfigError
 from etude.learning.ppo import DOCUMENT
 from etude.learning.runs import leaves
+from etude.problems.workflow.world import OfficeConfig, WorkflowConfig
 from etude.settings import Settings, describe, resolve, restore
 
 
@@ -61,6 +62,28 @@ def test_the_phases_of_a_planner_keep_the_names_of_the_source_document(tmp_path:
     assert wrong.startswith("training.phase1_supervised.batch_size is 0 (--set training.phase1_supervised.batch_size)")
 
 
+def test_phase_2_is_set_by_its_flags_and_the_document_s_names(tmp_path: Path) -> None:
+    file = write(tmp_path, "training:\n  phase2_rl:\n    alpha: 7\n    epsilon: 0.1\noffice:\n  held_out: 5\n")
+    resolved = resolve(config=file, flags={"--episodes": 12, "--shift": "new_tool"})
+    phase, office = resolved.settings.training.phase2_rl, resolved.settings.office
+    assert (phase.alpha, phase.epsilon, phase.num_episodes, phase.beta) == (7.0, 0.1, 12, 0.1)
+    assert (office.held_out, office.shift, office.scenarios) == (5, "new_tool", 16_000)
+    assert resolved.origins["training.phase2_rl.alpha"] == f"{file}, line 3"
+    assert resolved.origins["training.phase2_rl.num_episodes"] == "--episodes"
+    assert resolved.origins["office.shift"] == "--shift"
+    assert "one of none, degraded, new_tool, phrasings" in refusal(flags={"--shift": "nonsense"})
+    assert "expected one of PPO" in refusal(assignments=["training.phase2_rl.algorithm=DQN"])
+
+
+def test_what_a_section_inherits_is_documented_where_it_is_defined() -> None:
+    docs = {field.key: field.doc for field in module.fields()}
+    assert docs["training.phase2_rl.alpha"] == "Reward for a workflow whose every wanted subtask is done."
+    assert docs["training.phase2_rl.num_episodes"] == "Workflows to learn from."
+    assert docs["office.scenarios"] == "Distinct instructions to learn from."  # not what WorkflowConfig says of it
+    assert module._docs(WorkflowConfig)["scenarios"] == "Distinct instructions that episodes are drawn from."
+    assert "alpha" not in module._docs(OfficeConfig)
+
+
 def test_each_source_wins_over_those_before_it(tmp_path: Path) -> None:
     file = write(tmp_path, "ppo:\n  lr: 0.2\n  epochs: 2\n  steps: 2\n  envs: 2\n")
     resolved = resolve(
@@ -91,6 +114,16 @@ def test_the_document_preset_is_the_documents() -> None:
     settings = resolve(preset="document").settings
     assert {name: getattr(settings.ppo, name) for name in DOCUMENT} == DOCUMENT
     assert (settings.network.hidden, settings.network.activation) == ((256, 256, 128), "relu")
+
+
+def test_the_office_preset_leaves_what_is_not_its_own() -> None:
+    resolved = resolve(preset="office", assignments=["planner.width=16"])
+    settings, phase = resolved.settings, resolved.settings.training.phase1_supervised
+    assert (settings.limits.max_nodes, settings.limits.max_corrections, settings.limits.max_replans) == (10, 3, 1)
+    assert (settings.planner.width, settings.planner.dropout, phase.num_epochs, phase.final_epochs) == (16, 0.0, 8, 2)
+    assert settings.training.phase2_rl == Settings().training.phase2_rl
+    assert settings.training.phase2_rl.world(settings.office, settings.limits).held_out == 1000
+    assert resolved.origins["training.phase1_supervised.num_epochs"] == "preset office"
 
 
 @pytest.mark.parametrize("source", ["file", "environ", "flags", "assignments"])
@@ -278,7 +311,8 @@ def test_every_type_in_the_tree_has_words() -> None:
 
 
 SECTIONS = {name: info.default for name, info in Settings.model_fields.items() if is_dataclass(info.default)}
-SECTIONS["training.phase1_supervised"] = SECTIONS.pop("training").phase1_supervised
+PHASES = SECTIONS.pop("training")
+SECTIONS |= {f"training.{f.name}": getattr(PHASES, f.name) for f in fields(PHASES)}
 
 
 @given(section=st.sampled_from(sorted(SECTIONS)), data=st.data())
@@ -287,7 +321,7 @@ def test_whatever_is_given_is_either_taken_as_it_is_or_refused(section: str, dat
     value = data.draw(
         st.none()
         | st.booleans()
-        | st.integers()
+        | st.integers(-(2**53), 2**53)
         | st.floats()
         | st.text(max_size=5)
         | st.lists(st.integers(), max_size=3)

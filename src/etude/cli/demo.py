@@ -43,7 +43,7 @@ def demo(
     A finished demo stays as it is: the next one goes to runs/demo-2, then runs/demo-3, …
     """
     from etude.bootstrap import make_training, read_policy
-    from etude.learning.report import write_report
+    from etude.learning.report.allocation import write_allocation_report
     from etude.learning.runs import RunFolder
     from etude.learning.train import RunConfig
     from etude.settings import Settings
@@ -56,7 +56,7 @@ def demo(
         begun.append(training)
         _learn(training, screen, live=screen.is_terminal and not no_progress)
         scores, tendencies = _compare(read_policy(folder.path), screen, episodes=episodes)
-        report = write_report(folder, comparison=scores, tendencies=tendencies)
+        report = write_allocation_report(folder, comparison=scores, tendencies=tendencies)
     _print_scores(scores, screen)
     _print_ending(report, screen, seconds=time.perf_counter() - began)
 

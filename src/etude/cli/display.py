@@ -57,3 +57,8 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s" if minutes else f"{seconds:.1f}s"
+
+
+def number(value: float) -> str:
+    """A return: large ones with one digit after the point, small ones with two."""
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.2f}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.cli import workflow
+from etude.cli import workflow_scores
 from etude.cli.display import console, print_json, table
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ def evaluate_run(
     replay: Annotated[
         Path | None, typer.Option(help="Of a run of phase 2: recorded outcomes to choose among.", show_default=False)
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --replay: draw what each score costs into this page.", show_default=False)
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes that each policy plays.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Of the episodes; the same for all policies.")] = HELD_OUT_SEED,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training.")] = False,
@@ -40,20 +43,33 @@ def evaluate_run(
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure a policy over whole episodes, beside simpler ones; a planner on expert workflows."""
-    from etude.bootstrap import problem_of, read_policy
+    """Measure a policy over whole episodes, beside simpler ones; a planner on expert workflows, too."""
+    from etude.bootstrap import learned_in_office, problem_of, read_policy
     from etude.contracts.errors import ConfigError
 
-    if problem_of(run) == "workflow":
-        if replay is not None:
-            workflow.evaluate_replay(run, replay, catalogue, as_json=as_json)
-            return
-        if data is None:
-            raise ConfigError("a planner is measured on expert workflows, --data, a router on outcomes, --replay")
-        workflow.evaluate(run, data, catalogue, as_json=as_json)
-        return
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device is {device!r}: expected one of auto, cpu, cuda")
+    problem = problem_of(run)
+    if plot is not None and (replay is None or problem != "workflow"):
+        raise ConfigError(
+            "--plot goes with --replay, of a run that chooses workers: it draws what each score costs; "
+            "the curves of a training are drawn by `etude runs plot`"
+        )
+    if problem == "workflow":
+        if replay is not None:
+            workflow_scores.evaluate_replay(run, replay, catalogue, plot=plot, as_json=as_json)
+            return
+        if data is not None:
+            workflow_scores.evaluate(run, data, catalogue, as_json=as_json)
+            return
+        if not learned_in_office(run):
+            raise ConfigError(
+                "a planner of phase 1 is measured on expert workflows, --data, a router on outcomes, --replay"
+            )
+        workflow_scores.evaluate_in_office(
+            run, episodes=episodes, seed=seed, others=baselines, stochastic=stochastic, as_json=as_json
+        )
+        return
     trained = read_policy(run)
     latency = measure_latency(trained)
     scores, _ = compare(trained, episodes=episodes, seed=seed, stochastic=stochastic, others=baselines, device=device)

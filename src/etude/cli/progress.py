@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from etude.cli.display import duration, sparkline
+from etude.cli.display import duration, number, sparkline
 
 if TYPE_CHECKING:
     from etude.learning.health import HealthWarning
@@ -45,7 +45,6 @@ class _Display:
 
     def __init__(self, training: Training, screen: Console) -> None:
         self.training, self.screen = training, screen
-        self.budget = training.config.run.max_steps
 
     def warn(self, warning: HealthWarning) -> None:
         self.screen.print(
@@ -70,12 +69,12 @@ class PlainDisplay(_Display, AbstractContextManager["PlainDisplay"]):
         if update.score is None:
             return
         score = update.score
-        share = min(1.0, update.step / self.budget)
+        share = min(1.0, self.training.used)
         left = update.wall_s * (1 - share) / share
         mark = " (best)" if update.is_best else ""
         self.screen.print(
             f"step {update.step:>10,} {share:>4.0%}  "
-            f"return {score.mean:,.1f} ± {(score.high - score.low) / 2:,.1f}{mark}  "
+            f"return {number(score.mean)} ± {number((score.high - score.low) / 2)}{mark}  "
             f"{self.numbers(update)}  {duration(left)} left",
             soft_wrap=True,
         )
@@ -87,14 +86,15 @@ class LiveDisplay(_Display):
     def __init__(self, training: Training, screen: Console) -> None:
         super().__init__(training, screen)
         self.bar = Progress(
-            TextColumn("{task.completed:,} of {task.total:,} steps"),
+            TextColumn("{task.fields[step]:,} steps"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
             TimeRemainingColumn(compact=True),
             console=screen,
             expand=True,
         )
-        self.task = self.bar.add_task("", total=self.budget, completed=min(training.step, self.budget))
+        self.task = self.bar.add_task("", total=1.0, step=training.step)
+        self.bar.update(self.task, completed=min(1.0, training.used))
         self.live = Live(self.bar, console=screen, transient=True, refresh_per_second=8)
 
     def __enter__(self) -> LiveDisplay:
@@ -105,9 +105,10 @@ class LiveDisplay(_Display):
         self.live.stop()
 
     def show(self, update: Update) -> None:
-        self.bar.update(self.task, completed=min(update.step, self.budget))
+        self.bar.update(self.task, completed=min(1.0, self.training.used), step=update.step)
         scores = self.training.scores
-        returns = f"return {scores[-1]:,.1f}  best {max(scores):,.1f}  {sparkline(scores)}  " if scores else ""
+        now = f"return {number(scores[-1])}  best {number(max(scores))}" if scores else ""
+        returns = f"{now}  {sparkline(scores)}  " if scores else ""
         self.live.update(Group(self.bar, Text(returns + self.numbers(update), style="dim", overflow="ellipsis")))
 
 

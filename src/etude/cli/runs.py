@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from etude.cli.display import console, duration, setting, sparkline, table
+from etude.cli.display import console, duration, number, setting, sparkline, table
 from etude.contracts.errors import EtudeError, RunError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def list_runs(root: Annotated[Path, typer.Argument(help="Where to look.")] = Pat
 
 def _row(folder: RunFolder) -> list[str]:
     config, rows = folder.config(), folder.read_metrics()
-    numbers = [f"{_step(rows):,}", f"{_budget(config):,}", _best(rows), _time(rows)]
+    numbers = [f"{_step(rows):,}", _budget(config), _best(rows), _time(rows)]
     return [escape(str(folder.path)), _problem(config), str(config["run"]["seed"]), *numbers, _state(folder)]
 
 
@@ -54,14 +54,16 @@ def _problem(config: dict[str, Any]) -> str:
     return f"{config['problem']} {world['variant']} {world['agents']}×{world['slots']}"
 
 
-def _budget(config: dict[str, Any]) -> int:
-    """Environment steps, or epochs of a planner."""
+def _budget(config: dict[str, Any]) -> str:
+    """Environment steps, epochs of a planner, or workflows it learns from."""
     if config["problem"] != "workflow":
-        return int(config["run"]["max_steps"])
+        return f"{config['run']['max_steps']:,}"
+    if "training" not in config:
+        return "–"
+    phases = config["training"]
     if config["phase"] == 2:
-        return 0
-    phase = config["training"]["phase1_supervised"]
-    return int(phase["num_epochs"] + phase["final_epochs"])
+        return f"{phases['phase2_rl']['num_episodes']:,} workflows"
+    return f"{phases['phase1_supervised']['num_epochs'] + phases['phase1_supervised']['final_epochs']:,}"
 
 
 def _state(folder: RunFolder) -> str:
@@ -82,7 +84,7 @@ def _time(rows: list[dict[str, Any]]) -> str:
 def _best(rows: list[dict[str, Any]]) -> str:
     returns = [row["eval_return"] for row in rows if "eval_return" in row]
     scores = [row["validation_score"] for row in rows if "validation_score" in row]
-    return f"{max(returns):,.1f}" if returns else f"{max(scores):.3f}" if scores else "–"
+    return number(max(returns)) if returns else f"{max(scores):.3f}" if scores else "–"
 
 
 @app.command()
@@ -95,8 +97,8 @@ def show(run: RunPath) -> None:
     rows, screen = folder.read_metrics(), console()
     screen.print(f"[bold]{escape(str(folder.path))}[/]  {_state(folder)}", soft_wrap=True)
     config = folder.config()
-    score = "validation score" if config["problem"] == "workflow" else "return"
-    progress = f"step {_step(rows):,} of {_budget(config):,}, {_time(rows)}, best {score} {_best(rows)}\n"
+    score = "validation score" if config.get("phase") == 1 else "return"
+    progress = f"step {_step(rows):,} of {_budget(config)}, {_time(rows)}, best {score} {_best(rows)}\n"
     screen.print(progress, soft_wrap=True)
     screen.print(table("setting", "value", "default", rows=_differences(folder)))
     evaluations = [row for row in rows if "eval_return" in row]
@@ -125,15 +127,17 @@ def _differences(folder: RunFolder) -> list[list[str]]:
 
 def _evaluations(evaluations: list[dict[str, Any]]) -> Any:
     best = max(row["eval_return"] for row in evaluations)
+    shares = ("completion_rate", "utilisation", "collaboration", "success")
+    shown = [name for name in shares if f"eval_{name}" in evaluations[0]]
     rows = [
         [
             f"{row['step']:,.0f}",
-            f"{row['eval_return']:,.1f}" + (" ★" if row["eval_return"] == best else "  "),
-            *(_percent(row.get(f"eval_{name}")) for name in ("completion_rate", "utilisation", "collaboration")),
+            number(row["eval_return"]) + (" ★" if row["eval_return"] == best else "  "),
+            *(_percent(row.get(f"eval_{name}")) for name in shown),
         ]
         for row in evaluations
     ]
-    heads = ("step", "return", "completion", "utilisation", "collaboration")
+    heads = ("step", "return", *(name.removesuffix("_rate") for name in shown))
     return table(*heads, rows=rows, right=heads)
 
 
@@ -168,11 +172,11 @@ def plot(
         int, typer.Option(min=0, help="Episodes of the comparison with simpler policies; 0 leaves it out.")
     ] = 200,
 ) -> None:
-    """Write the run's report: learning curves, comparison, what the policy does, training health, settings."""
+    """Write the run's report: learning curves, what the policy does or the planner plans, comparison, settings."""
     from etude.bootstrap import find_root, read_policy
     from etude.cli.evaluate import compare
     from etude.learning.checkpoint import checkpoints
-    from etude.learning.report import write_report
+    from etude.learning.report.allocation import write_allocation_report
     from etude.learning.runs import RunFolder
 
     if out is not None and out.is_dir():
@@ -180,7 +184,29 @@ def plot(
             f"--out is {str(out)!r}, a folder: give the name of a file, such as {str(out / 'report.html')!r}"
         )
     folder = RunFolder(find_root(run))
+    if folder.config().get("problem") == "workflow":
+        typer.echo(str(_plot_workflow(folder, out, episodes)))
+        return
     scores, tendencies = None, None
     if episodes and checkpoints(folder.best):  # a run not evaluated yet has curves, and no policy to compare
         scores, tendencies = compare(read_policy(folder.path), episodes=episodes)
-    typer.echo(str(write_report(folder, comparison=scores, tendencies=tendencies, out=out)))
+    typer.echo(str(write_allocation_report(folder, comparison=scores, tendencies=tendencies, out=out)))
+
+
+def _plot_workflow(folder: RunFolder, out: Path | None, episodes: int) -> Path:
+    from etude.bootstrap import learned_in_office
+    from etude.cli.evaluate import HELD_OUT_SEED
+    from etude.cli.workflow_scores import compare_in_office
+    from etude.learning.checkpoint import checkpoints
+    from etude.learning.report.workflow import write_workflow_report
+
+    scores = None
+    if folder.config().get("phase") == 2:
+        if not learned_in_office(folder.path):
+            raise RunError(
+                f"{folder.path} learned from recorded outcomes in one go and has no curves of learning: "
+                f"`etude evaluate {folder.path} --replay outcomes.jsonl --plot curve.html` draws what each score costs"
+            )
+        if episodes and checkpoints(folder.best):
+            scores = compare_in_office(folder.path, episodes=episodes, seed=HELD_OUT_SEED)
+    return write_workflow_report(folder, comparison=scores, out=out)

@@ -1,10 +1,8 @@
-"""`etude train workflow`, `etude plan` and the workflow part of `etude evaluate`."""
+"""`etude train workflow` and `etude plan`."""
 
 from __future__ import annotations
 
 import sys
-import time
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,19 +13,30 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from etude.cli.config import Assignments, ConfigFile, resolve_settings
 from etude.cli.display import console, duration, print_json, table
-from etude.cli.progress import interruptible
-from etude.contracts.errors import ConfigError, PlanError
+from etude.cli.progress import LiveDisplay, PlainDisplay, follow, interruptible
+from etude.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
     from etude.learning.imitation import Epoch, ImitationTraining
     from etude.problems.workflow.plan import Plan
-    from etude.problems.workflow.routing import Router
+    from etude.settings import Settings
+
+Pair = tuple[Path, Path | None]
+"""A file, and its catalogue where that does not stand beside it."""
 
 
 def train(
     phase: Annotated[int, typer.Option(min=1, max=2, help="1 learns from experts, 2 from outcomes.")] = 1,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Expert workflows, a JSON file; may be repeated.", show_default=False)
+        list[Path] | None,
+        typer.Option(
+            help="Phase 1: expert workflows, a JSON file; may be repeated.",
+            show_default="experts of a simulated office",
+        ),
     ] = None,
     catalogue: Annotated[
         list[Path] | None,
@@ -40,14 +49,23 @@ def train(
         ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Phase 2: read text as this run of phase 1 does.", show_default=False)
+        Path | None, typer.Option(help="Phase 2: the run of a planner to go on from.", show_default=False)
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Phase 2: recorded outcomes of queries, JSONL.", show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same weights.", show_default="0")] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most this many passes.", show_default="50")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples per step.", show_default="32")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Phase 1: at most this many passes.", show_default="50")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Phase 1: examples per step.", show_default="32")] = None,
+    episodes: Annotated[
+        int | None, typer.Option(help="Phase 2: workflows to learn from.", show_default="80000")
+    ] = None,
+    shift: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|degraded|new_tool|phrasings", help="Phase 2: what differs from before.", show_default="none"
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/workflow-p1-SEED")] = None,
     device: Annotated[
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.", show_default="auto")
@@ -64,15 +82,15 @@ def train(
     ] = False,
 ) -> None:
     """How an instruction becomes a plan: which subtasks, in which order, and who does each."""
-    if phase == 2 and replay is None:
-        raise ConfigError("--phase 2 learns from recorded outcomes so far: give them with --replay")
+    if phase == 2 and replay is None and checkpoint is None:
+        raise ConfigError("--phase 2 needs --checkpoint, a planner to go on from, or recorded outcomes, --replay")
     if phase == 2 and data:
-        raise ConfigError("--data is for --phase 1: phase 2 learns from outcomes, --replay")
+        raise ConfigError("--data is for --phase 1: phase 2 learns from outcomes, simulated or recorded (--replay)")
     if phase == 1 and (replay or checkpoint):
         raise ConfigError("--replay and --checkpoint are for --phase 2: phase 1 learns from expert workflows, --data")
-    if phase == 1 and not data:
-        raise ConfigError("--phase 1 needs --data, a file of expert workflows")
-    files = list(data or ()) if phase == 1 else [Path(str(replay))]
+    if shift and (phase == 1 or replay):
+        raise ConfigError("--shift is for --phase 2 in the simulated office: experts and records are as they are")
+    files = [replay] if replay else list(data or ())
     if catalogue and len(catalogue) != len(files):
         raise ConfigError(
             f"there are {len(files)} --data and {len(catalogue)} --catalogue: give one for each, in order"
@@ -84,45 +102,52 @@ def train(
         "--encoder": encoder,
         "--epochs": epochs,
         "--batch-size": batch_size,
+        "--episodes": episodes,
+        "--shift": shift,
         "--tracker": tracker or None,
     }
-    if checkpoint is not None and encoder is None:
+    if replay is not None and checkpoint is not None and encoder is None:
         flags["--encoder"] = _encoder_of(checkpoint)
-    settings = resolve_settings(preset=None, config=config, assignments=assignments, flags=flags).settings
+    preset = None if data or phase == 2 else "office"
+    settings = resolve_settings(preset=preset, config=config, assignments=assignments, flags=flags).settings
     out = out or Path("runs") / f"workflow-p{phase}-{settings.run.seed}"
 
-    from etude.bootstrap import make_imitation, make_router
     from etude.learning.runs import RunFolder
 
     screen = console(stderr=as_json)
     screen.quiet = quiet
     with interruptible(screen) as begun, RunFolder(out).locked():
-        if phase == 2:
-            with screen.status("reading queries and outcomes"):
-                router = make_router(settings, out, *pairs[0])
-            _conclude_routing(router, out, screen, as_json=as_json)
-            return
-        with screen.status("reading examples"):
-            training = make_imitation(settings, out, pairs)
-        begun.append(training)
-        examples, aside = len(training.lesson.drafts["length"]), len(training.lesson.wanted)
-        doing = f"resuming after epoch {training.number}" if training.resumed else "learning"
-        told = f"{doing} from {examples:,} examples, {aside:,} kept aside, on {training.device}"
-        if training.folder.summary() is not None:
-            told = "already finished; to train anew, choose another folder with --out"
-        screen.print(f"{escape(str(out))}: {told}", soft_wrap=True)
-        _follow(training, screen)
-        _conclude(training, out, screen, as_json=as_json)
+        if phase == 1:
+            _imitate(settings, out, pairs, screen, begun, as_json=as_json)
+        elif replay is not None:
+            _route(settings, out, pairs[0], screen, as_json=as_json)
+        else:
+            _go_on(settings, out, checkpoint, screen, begun, as_json=as_json)
 
 
-def _encoder_of(checkpoint: Path) -> str:
-    from etude.bootstrap import find_root, read_settings
-    from etude.learning.runs import RunFolder
+def _imitate(
+    settings: Settings, out: Path, pairs: Sequence[Pair], screen: Console, begun: list[Any], *, as_json: bool
+) -> None:
+    from etude.bootstrap import make_imitation
 
-    return read_settings(RunFolder(find_root(checkpoint)), "workflow").planner.encoder
+    with screen.status("reading examples"):
+        training = make_imitation(settings, out, pairs)
+    begun.append(training)
+    examples, aside = len(training.lesson.drafts["length"]), len(training.lesson.wanted)
+    doing = f"resuming after epoch {training.number}" if training.resumed else "learning"
+    told = f"{doing} from {examples:,} examples, {aside:,} kept aside, on {training.device}"
+    if training.folder.summary() is not None:
+        told = "already finished; to train anew, choose another folder with --out"
+    screen.print(f"{escape(str(out))}: {told}", soft_wrap=True)
+    _follow(training, screen)
+    _conclude(training, out, screen, as_json=as_json)
 
 
-def _conclude_routing(router: Router, out: Path, screen: Any, *, as_json: bool) -> None:
+def _route(settings: Settings, out: Path, recorded: Pair, screen: Console, *, as_json: bool) -> None:
+    from etude.bootstrap import make_router
+
+    with screen.status("reading queries and outcomes"):
+        router = make_router(settings, out, *recorded)
     if as_json:
         print_json({"run": str(out), "best_single": router.best_single, "unit_usd": router.unit_usd})
     screen.print(
@@ -130,6 +155,44 @@ def _conclude_routing(router: Router, out: Path, screen: Any, *, as_json: bool) 
         soft_wrap=True,
     )
     screen.print(f"next: etude evaluate {escape(str(out))} --replay outcomes.jsonl", soft_wrap=True)
+
+
+def _go_on(
+    settings: Settings, out: Path, checkpoint: Path | None, screen: Console, begun: list[Any], *, as_json: bool
+) -> None:
+    """Phase 2 in the simulated office."""
+    from etude.bootstrap import make_outcomes, show_plans
+
+    assert checkpoint is not None
+    with screen.status("reading instructions"):
+        training = make_outcomes(settings, out, checkpoint)
+    begun.append(training)
+    budget = training.config.run.max_episodes
+    doing = f"going on from {checkpoint} for {budget:,} workflows on {training.device}"
+    if training.reason_to_stop() is not None:
+        doing = "already finished; to train on, choose another folder with --out"
+    elif training.resumed:
+        doing = f"resuming after {training.episodes:,} of {budget:,} workflows"
+    screen.print(f"{escape(str(out))}: {escape(doing)}", soft_wrap=True)
+    follow(training, LiveDisplay(training, screen) if screen.is_terminal else PlainDisplay(training, screen))
+    show_plans(out)
+    summary = training.folder.summary()
+    assert summary is not None
+    if as_json:
+        print_json({"run": str(out), "resumed": training.resumed, "episodes": training.episodes, **summary})
+    where = escape(str(out))
+    screen.print(
+        f"stopped after {training.episodes:,} workflows and {duration(summary['wall_s'])}; "
+        f"best evaluated return [bold]{summary['best_return']:.2f}[/]"
+    )
+    screen.print(f'next: etude evaluate {where}   etude runs plot {where}   etude plan {where} "…"', soft_wrap=True)
+
+
+def _encoder_of(checkpoint: Path) -> str:
+    from etude.bootstrap import find_root, read_settings
+    from etude.learning.runs import RunFolder
+
+    return read_settings(RunFolder(find_root(checkpoint)), "workflow").planner.encoder
 
 
 def _follow(training: ImitationTraining, screen: Any) -> None:
@@ -160,7 +223,10 @@ def _conclude(training: ImitationTraining, out: Path, screen: Any, *, as_json: b
         f"stopped after {summary['epochs']} epochs and {duration(summary['wall_s'])} ({summary['stopped']}); "
         f"best validation score [bold]{summary['validation_score']:.3f}[/] at epoch {summary['best_epoch']}"
     )
-    screen.print(f'next: etude evaluate {where} --data test.json   etude plan {where} "…"', soft_wrap=True)
+    screen.print(
+        f'next: etude evaluate {where} --data test.json   etude runs plot {where}   etude plan {where} "…"',
+        soft_wrap=True,
+    )
 
 
 def plan(
@@ -204,119 +270,3 @@ def _table(made: Plan) -> Any:
         for i, node in enumerate(made.nodes)
     ]
     return table("node", "task type", "after", "worker", rows=[[escape(cell) for cell in row] for row in rows])
-
-
-def evaluate(run: Path, data: Path, catalogue: Path | None, *, as_json: bool) -> None:
-    """Plans for the instructions of a file beside the experts' plans for them."""
-    import numpy as np
-
-    from etude.bootstrap import load_planner
-    from etude.learning.evaluate import interval
-    from etude.problems.workflow.catalogue import read_catalogue
-    from etude.problems.workflow.examples import read_examples
-    from etude.problems.workflow.lesson import to_plan
-    from etude.problems.workflow.metrics import score_plans
-
-    planner = load_planner(run)
-    if catalogue is not None:
-        planner.catalogue = read_catalogue(catalogue)
-    examples = read_examples(data, planner.catalogue, max_nodes=1000)
-    wanted = [to_plan(planner.catalogue, example) for example in examples]
-    planner.plan(examples[0].instruction)  # the first call loads what the others find loaded
-    made, times, valid = [], [], 0
-    with console(stderr=True).status("planning") as status:
-        for i, example in enumerate(examples):
-            status.update(f"planning {i + 1} of {len(examples)}")
-            began = time.perf_counter()
-            made.append(planner.plan(example.instruction))
-            times.append(1000 * (time.perf_counter() - began))
-            with suppress(PlanError):
-                made[-1].check(planner.catalogue, planner.limits)
-                valid += 1
-    scores = score_plans(made, wanted)
-    told: dict[str, Any] = {"run": str(run), "data": str(data), "examples": len(examples)}
-    for name in ("node_f1", "link_f1", "accuracy"):
-        values = getattr(scores, name)
-        told |= {name: float(values.mean()), f"{name}_ci95": interval(values)}
-    told |= {
-        "validity": valid / len(examples),
-        "latency_ms": {"p50": float(np.percentile(times, 50)), "p99": float(np.percentile(times, 99))},
-    }
-    if as_json:
-        print_json(told)
-        return
-    rows = [
-        [name, f"{told[name]:.3f}", "{:.3f} … {:.3f}".format(*told[f"{name}_ci95"])]
-        for name in ("node_f1", "link_f1", "accuracy")
-    ]
-    rows.append(["validity", f"{told['validity']:.3f}", ""])
-    screen = console()
-    screen.print(f"{run}: {len(examples):,} instructions of {data}\n", markup=False, soft_wrap=True)
-    screen.print(table("metric", "mean", "95 % interval", rows=rows, right=["mean", "95 % interval"]))
-    latency = told["latency_ms"]
-    screen.print(f"\nOne plan takes {latency['p50']:.1f} ms (p50), {latency['p99']:.1f} ms (p99) on this CPU.")
-
-
-def evaluate_replay(run: Path, outcomes: Path, catalogue: Path | None, *, as_json: bool) -> None:
-    """Choices of workers for recorded queries beside simpler ones, and what each score costs."""
-    import torch
-
-    from etude.bootstrap import load_router
-    from etude.learning.evaluate import interval
-    from etude.problems.workflow.catalogue import read_catalogue
-    from etude.problems.workflow.replay import choose, curve, read_outcomes, references
-
-    router = load_router(run)
-    if catalogue is not None:
-        router = router.under(read_catalogue(catalogue))
-    replay = read_outcomes(outcomes, router.catalogue)
-    with console(stderr=True).status(f"choosing for {len(replay):,} queries"):
-        expected = router.predict(replay.texts, replay.types)
-    names, unit = [w.name for w in router.catalogue.workers], router.unit_usd
-    wanted = float(router.learned.mean.max())  # of the best single worker on the past queries
-    greedy, thrifty = (
-        choose(expected.score, expected.cost_usd, expected.able, weight=weight, unit_usd=unit)
-        for weight in (0.0, router.weight_for(wanted))
-    )
-    others = references(replay, best_single=names.index(router.best_single))
-    score, cost = replay.completed()
-    row = torch.arange(len(replay))
-    single = score[row, others["best_single"]]
-
-    def told(chosen: Any) -> dict[str, Any]:
-        own, paid = score[row, chosen], cost[row, chosen]
-        return {
-            "score": float(own.mean()),
-            "score_ci95": interval(own.numpy()),
-            "to_best_single_ci95": interval((own - single).numpy()),
-            "cost_usd": float(paid.mean()),
-            "cost_share": float(paid.sum() / cost[row, others["best_single"]].sum()),
-        }
-
-    policies = {"policy": greedy, "policy at best_single's score": thrifty, **others}
-    shown = {name: told(chosen) for name, chosen in policies.items()}
-    points = curve(expected.score, expected.cost_usd, replay, unit_usd=unit)
-    low, high = (float(cost[row, others[name]].mean()) for name in ("cheapest", "best_single"))
-    if as_json:
-        answer = {"run": str(run), "replay": str(outcomes), "queries": len(replay), **shown["policy"]}
-        answer |= {"at_best_single": shown["policy at best_single's score"], "aiq": points.area(low, high)}
-        answer |= {"baselines": {name: shown[name] for name in others}, "best_single_worker": router.best_single}
-        answer["curve"] = [list(p) for p in zip(points.cost_usd.tolist(), points.score.tolist(), strict=True)]
-        print_json(answer)
-        return
-    rows = [
-        [
-            name,
-            f"{row['score']:.4f}",
-            "{:.4f} … {:.4f}".format(*row["score_ci95"]),
-            "{:+.4f} … {:+.4f}".format(*row["to_best_single_ci95"]),
-            f"{row['cost_usd']:.6f}",
-            f"{row['cost_share']:.1%}",
-        ]
-        for name, row in sorted(shown.items(), key=lambda item: -item[1]["score"])
-    ]
-    heads = ("score", "95 % interval", "to best_single, paired", "USD a query", "of best_single's cost")
-    screen = console()
-    screen.print(f"{run}: {len(replay):,} queries of {outcomes}\n", markup=False, soft_wrap=True)
-    screen.print(table("policy", *heads, rows=rows, right=heads))
-    screen.print(f"\nbest_single is {router.best_single}; AIQ {points.area(low, high):.4f}", markup=False)

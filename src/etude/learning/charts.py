@@ -44,6 +44,16 @@ class Level:
     colour: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A place in the plane with its name beside it."""
+
+    name: str
+    x: float
+    y: float
+    colour: str
+
+
 @dataclass(frozen=True)
 class Scale:
     """Data to percentages of the box."""
@@ -60,25 +70,34 @@ def line_chart(
     *,
     label: str,
     levels: Sequence[Level] = (),
+    points: Sequence[Point] = (),
     tips: Sequence[tuple[float, str]] = (),
     x_from: float | None = None,
+    x_unit: float = 0.0,
     y_range: tuple[float, float] | None = None,
     x_format: Format,
     y_format: Format,
     x_name: str = "",
     size: str = "",
 ) -> str:
-    """`tips` are (x, text): the text shows while the pointer is nearest to x. `size` is a class of the style sheet."""
-    x = _scale([*([] if x_from is None else [x_from]), *(v for line in lines for v in line.x)])
-    ys = [*(v for line in lines for v in line.values), *(level.y for level in levels)]
+    """`tips` are (x, text): the text shows while the pointer is nearest to x. `size` is a class of the style sheet.
+
+    Ticks of x are multiples of `x_unit`: 1 where x counts.
+    """
+    points = [point for point in points if math.isfinite(point.x) and math.isfinite(point.y)]
+    xs = [*(v for line in lines for v in line.x), *(point.x for point in points)]
+    x = _scale([*([] if x_from is None else [x_from]), *xs])
+    ys = [*(v for line in lines for v in line.values), *(level.y for level in levels), *(point.y for point in points)]
     y = _scale(ys, room=0.06) if y_range is None else Scale(*y_range)
-    x_ticks, y_ticks = ticks(x, 4 if size else 6), ticks(y, 3 if size else 5)
+    x_ticks, y_ticks = ticks(x, 4 if size else 6, unit=x_unit), ticks(y, 3 if size else 5)
     shapes = "".join(_grid(y(v)) for v in y_ticks)
     shapes += "".join(_level(level, y) for level in levels) + "".join(_line(line, x, y) for line in lines)
+    shapes += "".join(_point(point, x, y) for point in points)
     texts = "".join(f'<span class="y-tick" style="bottom:{y(v)}%">{y_format(v)}</span>' for v in y_ticks)
     texts += "".join(f'<span class="x-tick" style="left:{x(v)}%">{x_format(v)}</span>' for v in x_ticks)
     texts += f'<span class="x-name">{escape(x_name)}</span>' if x_name else ""
-    return _box(label, shapes, texts + _names(lines, levels, y) + _tips(tips, x), size=size)
+    texts += _names(lines, levels, y) + _point_names(points, x, y) + _tips(tips, x)
+    return _box(label, shapes, texts, size=size)
 
 
 def histograms(
@@ -136,11 +155,12 @@ def bar(share: float, text: str) -> str:
     return f'<span class="bar"><i style="width:{100 * width:.1f}%"></i></span><span class="num">{escape(text)}</span>'
 
 
-def ticks(scale: Scale, count: int) -> list[float]:
-    """About `count` round numbers within the scale."""
-    rough = (scale.high - scale.low) / count
+def ticks(scale: Scale, count: int, unit: float = 0.0) -> list[float]:
+    """About `count` round numbers within the scale, multiples of `unit` where it is given."""
+    rough = max((scale.high - scale.low) / count, unit)
     power = 10 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
+    steps = [power * m for m in (1, 2, 2.5, 5, 10) if not unit or (power * m / unit).is_integer()]
+    step = next(step for step in steps if step >= rough * 0.999)
     first = math.ceil(scale.low / step - 1e-9)
     last = math.floor(scale.high / step + 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
@@ -201,6 +221,10 @@ def _line(line: Line, x: Scale, y: Scale) -> str:
     return out
 
 
+def _point(point: Point, x: Scale, y: Scale) -> str:
+    return f'<path class="dots point" style="--c:var({point.colour})" d="M{x(point.x)} {100 - y(point.y):.3f}h0"/>'
+
+
 def _points(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> list[list[str]]:
     """Unbroken stretches of `x y` pairs."""
     parts: list[list[str]] = [[]]
@@ -223,6 +247,18 @@ def _names(lines: Sequence[Line], levels: Sequence[Level], y: Scale) -> str:
         f'<span class="name" style="bottom:{place:.2f}%;color:var({colour})">{escape(name)}</span>'
         for (name, colour, _), place in zip(ends, places, strict=True)
     )
+
+
+def _point_names(points: Sequence[Point], x: Scale, y: Scale) -> str:
+    """Each beside its point, on the side where there is more room."""
+    places = spread([y(point.y) for point in points], gap=5.6)
+    out = ""
+    for point, place in zip(points, places, strict=True):
+        left = x(point.x)
+        side, at = (" on-left", f"right:{100 - left:.2f}%") if left > 60 else ("", f"left:{left:.2f}%")
+        out += f'<span class="point-name{side}" style="{at};bottom:{place:.2f}%;color:var({point.colour})">'
+        out += f"{escape(point.name)}</span>"
+    return out
 
 
 def _tips(tips: Sequence[tuple[float, str]], x: Scale) -> str:

@@ -57,7 +57,8 @@ class Collector:
             scalars = {"log_prob": decision.log_prob, "value": decision.value, "reward": step.reward}
             self._write("", t, {**scalars, "terminated": step.terminated, "ended": ended})
             if step.final_obs is not None:
-                ended_at.append((t, step.final_obs))
+                if step.truncated.any():  # nothing follows a termination
+                    ended_at.append((t, step.final_obs))
                 episodes.append({name: value[ended] for name, value in step.metrics.items()})
             self.obs = step.obs
 

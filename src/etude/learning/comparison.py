@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from etude.learning.evaluate import Score, greedy, interval
-from etude.learning.formats import percent, signed, whole
+from etude.learning.formats import fixed, percent, signed
 from etude.problems.base import Actor, Problem
 
-POLICY, UNTRAINED, RANDOM = "policy", "untrained", "random"
+POLICY, UNTRAINED, RANDOM, ORACLE = "policy", "untrained", "random", "oracle"
+NO_RIVALS = (RANDOM, UNTRAINED, ORACLE)
+"""Chance is too little to be measured by; an oracle knows what no policy can."""
 
 METRICS = {
     "completion_rate": ("completion", "tasks completed of those that arrived"),
@@ -44,36 +46,45 @@ def difference(a: Score, b: Score) -> tuple[float, float, float]:
 
 
 def strongest(scores: Mapping[str, Score]) -> str | None:
-    """The best of those the first is measured beside; chance only where there is nothing else."""
+    """The best of those the first is measured beside; chance, or what knows all, only where there is nothing else."""
     others = list(scores)[1:]
-    rivals = [name for name in others if name not in (RANDOM, UNTRAINED)] or others
+    rivals = [name for name in others if name not in NO_RIVALS] or others
     return max(rivals, key=lambda name: scores[name].mean, default=None)
 
 
-def interpret(scores: Mapping[str, Score]) -> list[str]:
-    """What a comparison shows, in sentences that follow from its numbers alone; the first entry is the policy."""
+def interpret(
+    scores: Mapping[str, Score], *, shares: Mapping[str, tuple[str, str]] = METRICS, digits: int = 0
+) -> list[str]:
+    """What a comparison shows, in sentences that follow from its numbers alone; the first entry is the policy.
+
+    `shares` are the metrics between 0 and 1 to speak of, `digits` those of a return after the point.
+    """
     rival = strongest(scores)
     if rival is None:
         return []
     policy = next(iter(scores.values()))
     mean, low, high = difference(policy, scores[rival])
     verdict = "better than" if low > 0 else "worse than" if high < 0 else "not distinguishable from"
+    own, its = fixed(policy.mean, digits), fixed(scores[rival].mean, digits)
+    gain, least, most = (signed(x, digits) for x in (mean, low, high))
     sentences = [
-        f"The policy returns {whole(policy.mean)} an episode, {verdict} {rival} with {whole(scores[rival].mean)}: "
-        f"from the same seeds the difference is {signed(mean)} (95 % interval {signed(low)} to {signed(high)})."
+        f"The policy returns {own} an episode, {verdict} {rival} with {its}: "
+        f"from the same seeds the difference is {gain} (95 % interval {least} to {most})."
     ]
-    chance = scores.get(RANDOM)
+    chance, oracle = scores.get(RANDOM), scores.get(ORACLE)
     if chance is not None and chance is not policy:
-        sentences.append(_beside_chance(policy, chance))
+        sentences.append(_beside_chance(policy, chance, shares, digits))
+    if oracle is not None and rival != ORACLE and oracle.mean > 0:
+        sentences.append(f"It is {percent(policy.mean / oracle.mean)} of what an oracle that knows everything returns.")
     return sentences
 
 
-def _beside_chance(policy: Score, chance: Score) -> str:
+def _beside_chance(policy: Score, chance: Score, shares: Mapping[str, tuple[str, str]], digits: int) -> str:
     """Differences below five points are left out: they may be scatter."""
-    shared = [key for key in METRICS if key in policy.metrics and key in chance.metrics]
+    shared = [key for key in shares if key in policy.metrics and key in chance.metrics]
     moved = [key for key in shared if abs(policy.metrics[key] - chance.metrics[key]) >= 0.05]
-    parts = [f"{METRICS[k][0]} {percent(policy.metrics[k])} (random {percent(chance.metrics[k])})" for k in moved]
+    parts = [f"{shares[k][0]} {percent(policy.metrics[k])} (random {percent(chance.metrics[k])})" for k in moved]
     ratio = f"{policy.mean / chance.mean:.1f} times what random choice returns"
     if chance.mean <= 0:  # a ratio of a loss says nothing
-        ratio = f"{signed(policy.mean - chance.mean)} beside random choice"
+        ratio = f"{signed(policy.mean - chance.mean, digits)} beside random choice"
     return f"That is {ratio}" + (f"; what differs: {', '.join(parts)}." if parts else ".")

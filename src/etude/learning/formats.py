@@ -9,11 +9,15 @@ Format = Callable[[float], str]
 
 
 def whole(x: float) -> str:
-    return _minus(f"{x:,.0f}") if math.isfinite(x) else "–"
+    return fixed(x, 0)
 
 
-def signed(x: float) -> str:
-    return _minus(f"{x:+,.0f}") if math.isfinite(x) else "–"
+def fixed(x: float, digits: int) -> str:
+    return _minus(f"{x:,.{digits}f}") if math.isfinite(x) else "–"
+
+
+def signed(x: float, digits: int = 0) -> str:
+    return _minus(f"{x:+,.{digits}f}") if math.isfinite(x) else "–"
 
 
 def percent(x: float) -> str:
@@ -34,6 +38,15 @@ def compact(x: float) -> str:
     return f"{x:.3g}"
 
 
+def usd(x: float) -> str:
+    """Three digits that count, however small the price."""
+    if not math.isfinite(x):
+        return "–"
+    digits = 2 if x == 0 or abs(x) >= 1 else 2 - math.floor(math.log10(abs(x)))
+    text = f"{abs(x):,.{digits}f}"
+    return ("−" if x < 0 else "") + "$" + (text.rstrip("0").rstrip(".") if digits > 2 else text)
+
+
 def duration(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "–"
@@ -43,4 +56,4 @@ def duration(seconds: float) -> str:
 
 def _minus(text: str) -> str:
     """A minus sign as wide as a plus; a zero has none."""
-    return text.removeprefix("-") if not text.strip("-0") else text.replace("-", "−", 1)
+    return text.removeprefix("-") if not text.strip("-0.,") else text.replace("-", "−", 1)

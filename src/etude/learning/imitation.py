@@ -22,13 +22,16 @@ from torch.nn import functional as F
 
 from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under, write_checkpoint
 from etude.learning.runs import RunFolder
+from etude.learning.showcase import read_plans, side_by_side, various, write_plans
 from etude.learning.tracking import Tracker, TrackerName, make_trackers
 from etude.problems.base import Obs
 from etude.problems.distributions import masked
 from etude.problems.workflow.decode import plan_greedily, take
+from etude.problems.workflow.grammar import NODES
 from etude.problems.workflow.lesson import Lesson
 from etude.problems.workflow.metrics import score_plans
 from etude.problems.workflow.network import PlanPolicy, Taught
+from etude.problems.workflow.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +58,9 @@ class ImitationConfig:
     """Epochs without a better score before the learning rate falls."""
     plateau_factor: Annotated[float, Gt(0), Lt(1)] = 0.5
     """What is left of it then."""
-    early_stop_patience: Annotated[int, Ge(1)] = 4
-    """Epochs without a better score before training ends."""
-    final_epochs: Annotated[int, Ge(0)] = 3
+    early_stop_patience: Annotated[int, Ge(1)] | None = None
+    """Epochs without a better score before training ends; null is 2, or 4 where a text transformer learns along."""
+    final_epochs: Annotated[int, Ge(0)] = 2
     """Epochs over all examples, those kept aside too, from the best weights at the end."""
     average: Annotated[float, Ge(0), Lt(1)] = 0.99
     """Decay of the running mean of the weights that plans are made with."""
@@ -73,6 +76,8 @@ class ImitationConfig:
     """Drafts followed at once when a plan is made."""
 
 
+FIRST, BEST, EXPERT = "after 1 epoch", "best", "expert"
+"""Plans that a run shows."""
 LOSSES = ("loss", "type_loss", "link_loss", "worker_loss", "dag_loss", "grad_norm")
 
 
@@ -105,7 +110,7 @@ class Imitation:
         self.policy.train()
         batches, rows = self._batches(drafts), []
         for done, batch in enumerate(batches, start=1):
-            rows.append(self._step(take(drafts, batch)))
+            rows.append(self._step(trimmed(take(drafts, batch))))
             progress(done / len(batches))
         self.policy.train(False)
         return dict(zip(LOSSES, torch.stack(rows).mean(0).tolist(), strict=True))
@@ -166,6 +171,13 @@ class Imitation:
         return torch.stack([*(loss.detach() for loss in losses), norm])
 
 
+def trimmed(drafts: Obs) -> Obs:
+    """Without the nodes that none of the drafts has."""
+    longest = int(drafts["length"].max())
+    own = {name: value[:, :longest] for name, value in drafts.items() if name in NODES}
+    return drafts | own | {"links": drafts["links"][:, :longest, :longest]}
+
+
 def imitation_loss(taught: Taught, drafts: Obs, policy: PlanPolicy, c: ImitationConfig) -> tuple[Tensor, ...]:
     """The loss, and its parts: types, links, workers, cycles."""
     types, length = drafts["types"], drafts["length"]  # (n, N), (n,)
@@ -183,7 +195,7 @@ def imitation_loss(taught: Taught, drafts: Obs, policy: PlanPolicy, c: Imitation
     worker_loss = _smoothed(taught.workers, able, drafts["workers"], c.label_smoothing)
     both = there[:, None] & there[:, :, None]
     dag = dag_loss(taught.links.sigmoid() * both)
-    total = type_loss + c.lambda_dag * (link_loss + dag) + worker_loss
+    total = type_loss + link_loss + worker_loss + c.lambda_dag * dag
     return total, type_loss, link_loss, worker_loss, dag
 
 
@@ -301,12 +313,13 @@ class ImitationTraining:
             if is_best:
                 self.best_scale = self.lr_scale
                 self._save_best(self.lesson)
+                self._show(made)
         metrics |= {"validation_score": score.overall, "node_f1": float(score.node_f1.mean())}
         metrics |= {"link_f1": float(score.link_f1.mean()), "accuracy": float(score.accuracy.mean())}
         stale = len(self.scores) - 1 - self.scores.index(max(self.scores))
         if stale and stale % self.config.plateau_patience == 0:
             self.lr_scale *= self.config.plateau_factor
-        if stale >= self.config.early_stop_patience:
+        if stale >= (self.config.early_stop_patience or (2 if self.policy.reader is None else 4)):
             self.stopped = StopReason.EARLY
         elif self.number >= self.config.num_epochs:
             self.stopped = StopReason.EPOCHS
@@ -352,6 +365,15 @@ class ImitationTraining:
         tensors |= {f"memory.{name}": value for name, value in lesson.memory.state_dict().items()}
         meta = {"problem": "workflow", "final": is_final}
         write_checkpoint(self.folder.best, step=self.number, tensors=tensors, meta=meta, keep=1)
+
+    def _show(self, made: Sequence[Plan]) -> None:
+        """Keep a few plans of the exam for the report; the final epochs, which learn from its answers, make none."""
+        rows = various(self.lesson.wanted)
+        best, expert = ([plans[i] for i in rows] for plans in (made, self.lesson.wanted))
+        kept = [shown.plans[FIRST] for shown in read_plans(self.folder) if FIRST in shown.plans]
+        first = best if self.number == 1 else kept
+        before = {FIRST: first} if len(first) == len(rows) else {}  # somebody deleted the file
+        write_plans(self.folder, side_by_side({**before, BEST: best, EXPERT: expert}))
 
     def _save(self) -> None:
         meta = {

@@ -7,6 +7,7 @@ that keep the protocols of `problems.base` work.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -59,6 +60,10 @@ class PPOConfig:
     """Starting weight of the KL penalty; 0 turns it off. It may stand beside the clip or replace it."""
     kl_target: Annotated[float, Gt(0)] = 0.01
     """KL an update should have: the penalty's weight doubles above 1.5 times this and halves below 1/1.5."""
+    together: bool = False
+    """Keep the steps of an environment in one minibatch: what they share, a policy may read once."""
+    reference_coef: Annotated[float, Ge(0)] = 0.0
+    """Reward taken per nat by which a decision is likelier than under the policy training began with; 0 is none."""
     normalise_advantages: bool = True
     """Centre and scale the advantages of each minibatch."""
     normalise_returns: bool = True
@@ -91,6 +96,7 @@ class PPO:
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr, eps=1e-5, fused=True, capturable=captured)
         self.generator = Generator(self.device).manual_seed(seed)
         self.kl_coef = torch.tensor(config.kl_coef, device=self.device)
+        self.reference = deepcopy(policy) if config.reference_coef else None
         self.reward_scale = RewardScale(config.gamma)
         self.curiosity = Curiosity(device=self.device, seed=seed) if config.curiosity_coef else None
         self._loss = torch.compile(self._minibatch_loss) if config.compile else self._minibatch_loss
@@ -138,6 +144,8 @@ class PPO:
         c, reward = self.config, batch.reward
         if self.curiosity is not None:
             reward = reward + c.curiosity_coef * match(self.curiosity.bonus(batch.next_obs()), reward)
+        if self.reference is not None:
+            reward = reward - c.reference_coef * self._departure(batch)
         if c.normalise_returns:
             reward = reward / self.reward_scale.update(reward, batch.ended)
         advantage = gae(
@@ -159,6 +167,20 @@ class PPO:
             weight=torch.ones_like(advantage).flatten(0, 1),
         )
 
+    @torch.no_grad()
+    def _departure(self, batch: Batch) -> Tensor:
+        """(T, n) log-ratio to the reference: its mean over decisions taken is the KL divergence from it."""
+        assert self.reference is not None
+        steps, envs = batch.ended.shape
+        then = []
+        for some in torch.arange(envs, device=self.device).split(max(1, self.config.minibatch // steps)):
+            obs, action = (
+                {name: x[:, some].transpose(0, 1).flatten(0, 1) for name, x in part.items()}
+                for part in (batch.obs, batch.action)
+            )
+            then.append(self.reference.evaluate(obs, action).log_prob.unflatten(0, (len(some), steps)))
+        return batch.log_prob - torch.cat(then).transpose(0, 1)
+
     def _minibatches(self, advantage: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Sample indices and their weights, once over the batch. A last minibatch of one sample is left out."""
         c, total = self.config, len(advantage)
@@ -167,7 +189,9 @@ class PPO:
             order = torch.multinomial(p, total, replacement=True, generator=self.generator)
             weight = match((p.mean() / p[order]) ** c.priority_beta, advantage)
         else:
-            order = torch.randperm(total, generator=self.generator, device=self.device)
+            width = c.steps if c.together else 1
+            order = torch.randperm(total // width, generator=self.generator, device=self.device)
+            order = (order[:, None] + torch.arange(width, device=self.device) * (total // width)).flatten()
             weight = torch.ones_like(advantage)
         for start in range(0, total, c.minibatch):
             index = order[start : start + c.minibatch]
@@ -190,6 +214,8 @@ class PPO:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything the next update depends on, the policy's weights apart."""
         state = {"generator": self.generator.get_state(), "kl_coef": self.kl_coef}
+        if self.reference is not None:
+            state |= {f"reference.{name}": value for name, value in self.reference.state_dict().items()}
         state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
         state |= {f"reward_scale.{name}": value for name, value in self.reward_scale.state_dict().items()}
         if self.curiosity is not None:
@@ -199,6 +225,8 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.generator.set_state(state["generator"].cpu())
         self.kl_coef.copy_(state["kl_coef"])
+        if self.reference is not None:
+            self.reference.load_state_dict(under("reference.", state))
         load_optimizer(self.optimizer, under("optimizer.", state))
         if self._captured is not None:
             self._captured = CapturedStep(self._step)  # a graph reads the tensors that were just replaced

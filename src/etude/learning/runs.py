@@ -3,6 +3,7 @@
 config.json      every setting the run was made with     metrics.jsonl   one line an update
 checkpoints/     the newest few, to resume from          best/           the best policy by evaluation
 summary.json     how it ended                            report.html     the same for people
+plans.json       of a planner: plans to be looked at
 """
 
 from __future__ import annotations
@@ -42,6 +43,15 @@ class RunFolder:
     @property
     def best(self) -> Path:
         return self.path / "best"
+
+    @property
+    def start(self) -> Path:
+        """What a run began with that another had learned."""
+        return self.path / "start"
+
+    @property
+    def plans(self) -> Path:
+        return self.path / "plans.json"
 
     @property
     def report(self) -> Path:

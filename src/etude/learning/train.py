@@ -37,6 +37,8 @@ class RunConfig:
     """The same seed on the same machine gives the same weights."""
     max_steps: Annotated[int, Gt(0)] = 400_000
     """Budget of environment steps."""
+    max_episodes: Annotated[int, Gt(0)] | None = None
+    """Budget of episodes; null counts steps alone."""
     target_return: float | None = None
     """Stop once an evaluation reaches this; null never stops for it."""
     plateau_patience: Annotated[int, Gt(0)] | None = None
@@ -80,7 +82,7 @@ class TrainConfig:
 
 
 class StopReason(StrEnum):
-    BUDGET = "budget"  # the steps are used up
+    BUDGET = "budget"  # the steps or episodes are used up
     TARGET = "target"  # an evaluation reached the target return
     PLATEAU = "plateau"  # evaluations stopped improving
     DECLINE = "decline"  # evaluations fell and stayed down
@@ -102,9 +104,20 @@ class Update:
 class Training:
     """A run in a folder, new or resumed."""
 
-    def __init__(self, problem: Problem, config: TrainConfig, folder: RunFolder, settings: Mapping[str, Any]) -> None:
-        """`settings` is what config.json keeps: all that is needed to make `problem` and `config` again."""
-        self.problem, self.config, self.folder = problem, config, folder
+    def __init__(
+        self,
+        problem: Problem,
+        config: TrainConfig,
+        folder: RunFolder,
+        settings: Mapping[str, Any],
+        *,
+        exam: Problem | None = None,
+    ) -> None:
+        """`settings` is what config.json keeps: all that is needed to make `problem` and `config` again.
+
+        With an `exam`, evaluations play that problem instead.
+        """
+        self.problem, self.config, self.folder, self.exam = problem, config, folder, exam or problem
         self.device = resolve_device(config.run.device)
         run = config.run
         torch.manual_seed(run.seed)
@@ -113,7 +126,7 @@ class Training:
         self.ppo = PPO(self.policy, config.ppo, device=self.device, seed=run.seed)
         self.health = Health(config.health)
         self.stages = _stages(problem, config.curriculum)
-        self.step, self.wall_s, self.stage = 0, 0.0, -1
+        self.step, self.episodes, self.wall_s, self.stage = 0, 0, 0.0, -1
         self.scores: list[float] = []  # the mean return of every evaluation
         self.evaluated_at = self.saved_at = 0
         self.collector: Collector
@@ -135,7 +148,7 @@ class Training:
                 began = time.perf_counter()
                 metrics = self._update()
                 score, is_best = None, False
-                if self.step - self.evaluated_at >= run.eval_every or self.step >= run.max_steps:
+                if self.step - self.evaluated_at >= run.eval_every or self.used >= 1:
                     score, is_best = self._evaluate()
                     metrics |= {"eval_return": score.mean, "eval_return_std": score.std}
                     metrics |= {f"eval_{name}": value for name, value in score.metrics.items()}
@@ -172,13 +185,13 @@ class Training:
         began = time.perf_counter()
         batch = self.collector.collect(self.policy)
         first = self.step == 0
-        self.step += batch.ended.numel()
+        self._count(batch)
         if first:  # the first batch only shows the scale of observations: learning starts with the second
             self.policy.observed({name: value.flatten(0, 1) for name, value in batch.obs.items()})
             batch = self.collector.collect(self.policy)
-            self.step += batch.ended.numel()
+            self._count(batch)
         collected = time.perf_counter()
-        metrics = self.ppo.update(batch, progress=min(1.0, self.step / self.config.run.max_steps))
+        metrics = self.ppo.update(batch, progress=min(1.0, self.used))
         done = time.perf_counter()
         timing = {
             "steps_per_s": batch.ended.numel() / (done - began) * (2 if first else 1),
@@ -186,9 +199,19 @@ class Training:
         }
         return {**metrics, **_episode_metrics(batch), **timing, "stage": float(self.stage)}
 
+    def _count(self, batch: Batch) -> None:
+        self.step += batch.ended.numel()
+        self.episodes += int(batch.ended.sum())
+
+    @property
+    def used(self) -> float:
+        """The share of the budget that is used up."""
+        run = self.config.run
+        return max(self.step / run.max_steps, self.episodes / run.max_episodes if run.max_episodes else 0.0)
+
     def _evaluate(self) -> tuple[Score, bool]:
         run = self.config.run
-        score = evaluate(self.problem, greedy(self.policy), episodes=run.eval_episodes, device=self.device)
+        score = evaluate(self.exam, greedy(self.policy), episodes=run.eval_episodes, device=self.device)
         is_best = not self.scores or score.mean > max(self.scores)
         self.scores.append(score.mean)
         self.evaluated_at = self.step
@@ -204,7 +227,7 @@ class Training:
         run, scores = self.config.run, self.scores
         if scores and run.target_return is not None and scores[-1] >= run.target_return:
             return StopReason.TARGET
-        if self.step >= run.max_steps:
+        if self.used >= 1:
             return StopReason.BUDGET
         if scores and run.plateau_patience and len(scores) - 1 - scores.index(max(scores)) >= run.plateau_patience:
             return StopReason.PLATEAU
@@ -235,6 +258,7 @@ class Training:
         meta = {
             "problem": self.problem.name,
             "wall_s": self.wall_s,
+            "episodes": self.episodes,
             "stage": self.stage,
             "scores": self.scores,
             "evaluated_at": self.evaluated_at,
@@ -254,6 +278,7 @@ class Training:
                 self._enter_stage()
             self._load(tensors)
             self.step = self.saved_at = meta["step"]
+            self.episodes = meta.get("episodes", 0)
             self.wall_s, self.scores, self.evaluated_at = meta["wall_s"], meta["scores"], meta["evaluated_at"]
             self.health.load_state_dict(meta["health"])
         # What was written after that checkpoint is made again.

@@ -38,7 +38,7 @@ class MiniLM(nn.Module):
         self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
 
     @classmethod
-    def pretrained(cls, *, dropout: float = 0.0) -> MiniLM:
+    def pretrained(cls, dropout: float = 0.0) -> MiniLM:
         """With the published weights, trainable. It draws nothing from torch's random state."""
         file = _model_file("model.safetensors")
         try:

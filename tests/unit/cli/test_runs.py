@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from etude.cli.display import number
 from etude.learning.runs import RunFolder
+from etude.learning.showcase import read_plans
+from tests.language import trained_run
 from tests.tiny import etude
 
 Captured = pytest.CaptureFixture[str]
@@ -62,7 +65,9 @@ def test_show_tells_settings_progress_evaluations_and_warnings(finished: Path, c
     assert settings["health.kl_max"][0] == "1e-12"
     assert "ppo.lr" not in settings
     evaluations = [row for row in RunFolder(finished).read_metrics() if "eval_return" in row]
-    assert all(f"{row['eval_return']:,.1f}" in told for row in evaluations)
+    assert all(f"{number(row['eval_return'])} " in told for row in evaluations)
+    assert all(f" {row['eval_completion_rate']:.1%} " in told for row in evaluations)
+    assert "success" not in told
     assert told.count("★") == 1
     assert "warning: kl_blow_up at step 320" in told
     assert "what to do:" in told
@@ -85,6 +90,24 @@ def test_plot_writes_the_report(finished: Path, tmp_path: Path, capsys: Captured
     alone = page.read_text("utf-8")
     assert alone.lstrip().lower().startswith("<!doctype html")
     assert len(alone) < len(compared)
+
+
+def test_plot_of_a_planner_shows_its_epochs_and_plans(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: Captured
+) -> None:
+    run = trained_run(tmp_path_factory)
+    page = tmp_path / "page.html"
+    assert output(capsys, "runs", "plot", run, "--out", page).strip() == str(page)
+    told = page.read_text("utf-8")
+    rows = RunFolder(run).read_metrics()
+    best = max(row["validation_score"] for row in rows if "validation_score" in row)
+    assert f"<b>{best:.3f}</b>" in told
+    shown = read_plans(RunFolder(run))
+    assert len(shown) == 6
+    assert all(entry.instruction in told for entry in shown)
+    assert told.count("<h3>after 1 epoch</h3>") == told.count("<h3>expert</h3>") == 6
+    assert told.count("data-node") == sum(len(plan.nodes) for entry in shown for plan in entry.plans.values())
+    assert not (run / "report.html").exists()
 
 
 @pytest.mark.parametrize("command", ["show", "plot"])

@@ -115,7 +115,6 @@ def test_a_folder_is_for_one_set_of_settings_data_and_catalogues(run: Path, tmp_
 def test_what_training_cannot_begin_with(tmp_path: Path, capsys: Captured) -> None:
     data, catalogue = write_data(tmp_path)
     out = tmp_path / "run"
-    assert "--phase 1 needs --data" in refused(capsys, "train", "workflow", "--out", out)
     both = refused(capsys, *command(data, out, "--catalogue", catalogue, "--catalogue", catalogue))
     assert "there are 1 --data and 2 --catalogue" in both
     assert "none.json: cannot be read" in refused(capsys, *command(tmp_path / "none.json", out))
@@ -177,7 +176,7 @@ def test_evaluation_by_another_catalogue(run: Path, test_data: Path, tmp_path: P
 
 
 def test_what_cannot_be_evaluated(run: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert "a planner is measured on expert workflows, --data" in refused(capsys, "evaluate", run)
+    assert "a planner of phase 1 is measured on expert workflows, --data" in refused(capsys, "evaluate", run)
     assert "cannot be read" in refused(capsys, "evaluate", run, "--data", tmp_path / "none.json")
     (tmp_path / "bad.json").write_text('[{"instruction": "x"}]')
     assert "record 0" in refused(capsys, "evaluate", run, "--data", tmp_path / "bad.json")
@@ -298,11 +297,37 @@ def test_who_answers_what_is_learned_from_recorded_outcomes(tmp_path: Path, caps
     assert "--data, a router on outcomes, --replay" in refused(capsys, "evaluate", out)
 
 
-def test_outcomes_cannot_be_learned_by_a_planner_nor_without_a_file(
+def test_what_each_score_costs_is_drawn(tmp_path: Path, capsys: Captured) -> None:
+    outcomes, _ = write_outcomes(tmp_path, 40)
+    out, page = tmp_path / "<run>", tmp_path / "new" / "curve.html"
+    flags = ["--phase", "2", "--replay", outcomes, "--encoder", "ngrams", "--out", out]
+    assert etude("train", "workflow", *flags) == 0
+    advice = refused(capsys, "runs", "plot", out)
+    assert f"`etude evaluate {out} --replay outcomes.jsonl --plot curve.html`" in advice
+    assert not (out / "report.html").exists()
+    capsys.readouterr()
+    assert etude("evaluate", out, "--replay", outcomes, "--plot", page) == 0
+    assert f"drawn in {page}" in capsys.readouterr().out
+    drawn = page.read_text("utf-8")
+    told = told_json(capsys, "evaluate", out, "--replay", outcomes, "--plot", page)  # JSON alone on stdout
+    assert page.read_text("utf-8") == drawn
+    assert f"<title>AIQ {told['aiq']:.4f} · cost and quality of &lt;run&gt;</title>" in drawn
+    assert all(f">{name}</span>" in drawn for name in ("policy", "best_single", "cheapest", "random", "oracle"))
+    for wrong in (tmp_path / "curve.svg", tmp_path / "curve", tmp_path):
+        assert "expected the name of a page" in refused(capsys, "evaluate", out, "--replay", outcomes, "--plot", wrong)
+    assert "--plot goes with --replay" in refused(capsys, "evaluate", out, "--plot", page)
+
+
+def test_only_choices_on_outcomes_are_drawn(run: Path, finished: Path, test_data: Path, capsys: Captured) -> None:
+    for flags in ([run, "--data", test_data], [run], [finished], [finished, "--replay", test_data]):
+        assert "--plot goes with --replay" in refused(capsys, "evaluate", *flags, "--plot", "curve.html")
+    assert not Path("curve.html").exists()
+
+
+def test_outcomes_cannot_be_chosen_by_a_planner_nor_learned_from_a_broken_file(
     run: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     outcomes, _ = write_outcomes(tmp_path, 4)
-    assert "give them with --replay" in refused(capsys, "train", "workflow", "--phase", "2", "--out", tmp_path / "run")
     assert "was trained on expert workflows" in refused(capsys, "evaluate", run, "--replay", outcomes)
     outcomes.write_text('{"instruction": "x"\n')
     message = refused(capsys, "train", "workflow", "--phase", "2", "--replay", outcomes, "--out", tmp_path / "run")

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from etude.learning.collect import Batch, Collector
+from etude.learning.gae import gae
 from etude.problems.allocation.network import EntityPolicy, MLPPolicy, NetworkConfig
 from etude.problems.allocation.world import AllocationConfig, make_world
 from etude.problems.base import Action, Decision, Evaluation, Obs, Transition
@@ -90,15 +91,50 @@ def test_every_step_keeps_what_was_seen_done_and_earned() -> None:
     assert len(batch.action["chosen"].unique()) == 2 * STEPS
 
 
+def continues(batch: Batch) -> bool:
+    """Whether next values are of what each step led to, wherever anything follows."""
+    follows = ~batch.terminated
+    return torch.equal(batch.next_value[follows], (batch.value + 1)[follows])
+
+
 def test_next_value_is_of_the_state_before_the_reset() -> None:
     batch = collector().collect(Ruler())
-    assert torch.equal(batch.next_value, batch.value + 1)  # the value after a reset would be 0 or 10
+    assert (batch.ended & ~batch.terminated).sum() == 2
+    assert continues(batch)  # the value after a reset would be 10
 
 
-def test_a_batch_may_end_where_an_episode_does() -> None:
-    batch = collector(steps=4).collect(Ruler())
-    assert batch.ended[-1].tolist() == [False, True]
-    assert torch.equal(batch.next_value, batch.value + 1)
+@pytest.mark.parametrize("steps", [4, 12])
+def test_a_batch_may_end_where_an_episode_does(steps: int) -> None:
+    batch = collector(steps=steps).collect(Ruler())
+    assert batch.ended[-1].tolist() == [steps == 12, True]
+    assert continues(batch)
+
+
+class Asked(Ruler):
+    """Remembers which ends it was asked to value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[list[bool]] = []
+
+    def value(self, obs: Obs) -> Tensor:
+        ends = (obs["seen"][:, 1] == LENGTHS).tolist()
+        self.ends += [ends] if any(ends) else []
+        return super().value(obs)
+
+
+def test_only_ends_that_were_cut_off_are_valued() -> None:
+    policy = Asked()
+    collector(steps=12).collect(policy)
+    assert policy.ends == [[False, True], [False, True], [True, True]]  # terminations at 3, 6 and 9 are not asked for
+
+
+def test_nothing_that_follows_a_termination_counts() -> None:
+    batch = collector(steps=12).collect(Ruler())
+    other = torch.where(batch.terminated, 1e6, batch.next_value)
+    shared = {name: getattr(batch, name) for name in ("reward", "value", "terminated", "ended")}
+    one, two = (gae(**shared, next_value=x, gamma=0.9, lam=0.8) for x in (batch.next_value, other))
+    assert torch.equal(one, two)
 
 
 def test_the_next_batch_goes_on_where_the_last_one_stopped() -> None:
@@ -118,7 +154,7 @@ def test_metrics_are_of_the_episodes_that_ended() -> None:
 def test_no_episode_ended_no_metrics() -> None:
     batch = collector(steps=2).collect(Ruler())
     assert batch.episodes == {}
-    assert torch.equal(batch.next_value, batch.value + 1)
+    assert continues(batch)
 
 
 def test_buffers_are_made_once() -> None:

@@ -59,6 +59,8 @@ def test_the_strongest_rival_is_no_chance_policy_where_there_is_another() -> Non
     weak, strong = make_score([1.0, 2.0]), make_score([8.0, 9.0])
     assert strongest({"policy": weak, "random": strong, "greedy": weak, "untrained": strong}) == "greedy"
     assert strongest({"policy": weak, "random": weak, "untrained": strong}) == "untrained"
+    assert strongest({"policy": weak, "rules": weak, "oracle": strong}) == "rules"
+    assert strongest({"policy": weak, "oracle": strong}) == "oracle"
     assert strongest({"policy": weak}) is None
     assert strongest({}) is None
     assert interpret({"policy": weak}) == interpret({}) == []
@@ -71,6 +73,21 @@ def test_only_habits_that_differ_from_chance_are_named() -> None:
     assert told == "That is 2.0 times what random choice returns; what differs: collaboration 90 % (random 10 %)."
     loss = make_score([-50.0, -55.0])
     assert interpret({"policy": policy, "random": loss})[1] == "That is +158 beside random choice."
+
+
+def test_digits_shares_and_an_oracle_are_told_where_they_are_given() -> None:
+    policy, rules = make_score([8.0, 8.5], success=0.8), make_score([5.0, 5.25], success=0.5)
+    scores = {"policy": policy, "rules": rules, "random": make_score([1.0, 1.5], success=0.1)}
+    scores["oracle"] = make_score([10.0, 10.0])
+    told = [
+        s.replace("\N{NO-BREAK SPACE}", " ") for s in interpret(scores, shares={"success": ("success", "")}, digits=2)
+    ]
+    assert told[0].startswith("The policy returns 8.25 an episode, better than rules with 5.12: ")
+    assert "the difference is +3.12" in told[0]
+    assert told[1].endswith("; what differs: success 80 % (random 10 %).")
+    assert told[2] == "It is 82 % of what an oracle that knows everything returns."
+    scores["oracle"] = make_score([-1.0, -1.0])
+    assert len(interpret(scores)) == 2  # a share of a loss says nothing
 
 
 @pytest.mark.parametrize("variant", ["document", "matched"])

@@ -419,6 +419,39 @@ def test_every_epoch_has_its_own_order_decided_by_the_seed() -> None:
     assert orders(0) != orders(1)
 
 
+@LAW
+@given(st.integers(1, 9), st.integers(2, 7), st.integers(1, 4))
+def test_together_an_environments_steps_stay_in_one_minibatch_in_their_order(envs: int, steps: int, per: int) -> None:
+    config = replace(WHOLE, envs=envs, steps=steps, minibatch=per * steps, together=True)
+    found = [index for index, _ in minibatches(config, torch.zeros(steps * envs))]
+    assert sorted(torch.cat(found).tolist()) == list(range(steps * envs))
+    for index in found:
+        # Samples are (steps, envs) flattened.
+        rows = index.view(-1, steps)
+        assert torch.equal(rows // envs, torch.arange(steps).expand_as(rows))
+        assert (rows % envs == rows[:, :1] % envs).all()
+        assert len(rows) <= per
+
+
+@LAW
+@given(st.integers(1, 9), st.integers(2, 7), st.integers(2, 30))
+def test_together_every_sample_is_drawn_once_whatever_the_size(envs: int, steps: int, size: int) -> None:
+    config = replace(WHOLE, envs=envs, steps=steps, minibatch=size, together=True)
+    parts = list(minibatches(config, torch.zeros(steps * envs)))
+    drawn = torch.cat([index for index, _ in parts])
+    left_out = 1 if steps * envs % size == 1 else 0
+    assert len(drawn.unique()) == len(drawn) == steps * envs - left_out
+    assert all(2 <= len(index) <= size and bool((weight == 1).all()) for index, weight in parts)
+
+
+def test_together_environments_are_mixed_anew_in_every_epoch() -> None:
+    config = replace(WHOLE, envs=20, steps=3, minibatch=15, together=True)
+    learner = PPO(Coin(), config)
+    epochs = [{frozenset((index % 20).tolist()) for index, _ in learner._minibatches(torch.zeros(60))} for _ in "ab"]
+    assert epochs[0] != epochs[1]
+    assert all(len(group) == 5 for epoch in epochs for group in epoch)
+
+
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_prioritised_sampling_draws_by_the_size_of_the_advantage(alpha: float) -> None:
     advantage = torch.tensor([0.0, 1.0, -2.0, 4.0])
@@ -531,6 +564,81 @@ def test_curiosity_adds_its_bonus_to_the_reward() -> None:
     assert losses[-1] < losses[0]
 
 
+BY_ITSELF = {"gamma": 0.0, "gae_lambda": 0.0, "normalise_returns": False}  # advantages are rewards less values
+
+
+@pytest.mark.parametrize("minibatch", [2, STEPS, 3 * STEPS, TOTAL])
+@pytest.mark.parametrize("coef", [0.25, 2.0])
+def test_a_departure_from_where_training_began_is_taken_from_the_reward(coef: float, minibatch: int) -> None:
+    config = replace(WHOLE, minibatch=minibatch, **BY_ITSELF)
+    policy = Coin(seed=0)
+    learner = PPO(policy, replace(config, reference_coef=coef))
+    policy.load_state_dict(Coin(seed=1).state_dict())
+    batch = experience(policy)
+    with torch.no_grad():
+        before = Coin(seed=0).evaluate(batch.obs, batch.action).log_prob
+    taken = PPO(policy, config)._samples(batch).advantage - learner._samples(batch).advantage
+    assert (batch.log_prob - before).abs().min() > 0
+    torch.testing.assert_close(taken, coef * (batch.log_prob - before).flatten(), atol=1e-5, rtol=1e-5)
+    assert float((batch.log_prob - before).mean()) > 0  # on average it is a divergence
+
+
+def test_a_policy_that_did_not_depart_pays_nothing() -> None:
+    policy, config = Coin(), replace(WHOLE, **BY_ITSELF)
+    batch = experience(policy)
+    plain, held = (PPO(policy, replace(config, reference_coef=coef))._samples(batch) for coef in (0.0, 5.0))
+    torch.testing.assert_close(held.advantage, plain.advantage)
+
+
+def test_what_is_taken_is_part_of_the_reward_that_is_scaled() -> None:
+    policy, config = Coin(), replace(WHOLE, reference_coef=1.0, normalise_returns=True)
+    learner = PPO(policy, config)
+    policy.load_state_dict(Coin(seed=1).state_dict())
+    batch = experience(policy)
+    reward = batch.reward - learner._departure(batch)
+    learner._samples(batch)
+    expected = RewardScale(config.gamma)
+    expected.update(reward, batch.ended)
+    torch.testing.assert_close(learner.reward_scale.moments, expected.moments)
+
+
+def test_it_holds_the_policy_near_where_it_began() -> None:
+    def moved(coef: float) -> float:
+        policy = Coin()
+        learner = PPO(policy, replace(WHOLE, lr=0.05, epochs=4, reference_coef=coef, entropy_coef=0, **BY_ITSELF))
+        for seed in range(40):
+            learner.update(experience(policy, seed), progress=0)
+        batch = experience(policy, 99, steps=500)
+        before = Coin().evaluate(batch.obs, batch.action).log_prob.detach()
+        return float((batch.log_prob - before).mean())
+
+    assert moved(2.0) < 0.5 * moved(0.0)
+
+
+def test_the_reference_is_saved_and_stays_what_it_was() -> None:
+    policy = Coin(seed=0)
+    learner = PPO(policy, replace(WHOLE, lr=0.05, reference_coef=0.5))
+    learner.update(experience(policy), progress=0)
+    state = {name: value.clone() for name, value in learner.state_dict().items()}
+    first = Coin(seed=0).state_dict()
+    assert all(torch.equal(state[f"reference.{name}"], value) for name, value in first.items())
+    assert not torch.equal(policy.linear.weight, first["linear.weight"])
+
+    other = PPO(Coin(seed=7), learner.config)
+    batch = experience(policy, seed=3)
+    assert not torch.equal(other._departure(batch), learner._departure(batch))
+    other.load_state_dict(state)
+    assert torch.equal(other._departure(batch), learner._departure(batch))
+    assert other.reference is not None
+    assert not any(p is q for p in other.policy.parameters() for q in other.reference.parameters())
+
+
+def test_without_it_no_reference_is_kept() -> None:
+    learner = PPO(Coin(), WHOLE)
+    assert learner.reference is None
+    assert not any(name.startswith("reference.") for name in learner.state_dict())
+
+
 # Saving and going on.
 
 
@@ -573,6 +681,8 @@ EVERYTHING_THAT_CARRIES_STATE = pytest.mark.parametrize(
         ({"curiosity_coef": 0.1}, {"distribution": "gaussian"}),
         ({}, {"norm": "layer", "precision": "bfloat16"}),
         ({}, {"dropout": 0.3}),
+        ({"reference_coef": 0.5}, {}),
+        ({"reference_coef": 0.5, "together": True}, {"norm": "batch"}),
     ],
     ids=str,
 )

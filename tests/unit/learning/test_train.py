@@ -34,8 +34,8 @@ def configured(**run: Any) -> TrainConfig:
     return replace(CONFIG, run=replace(RUN, **run))
 
 
-def start(path: Path, config: TrainConfig = CONFIG, problem: Any = SMALL) -> Training:
-    return Training(problem, config, RunFolder(path), SETTINGS)
+def start(path: Path, config: TrainConfig = CONFIG, problem: Any = SMALL, exam: Any = None) -> Training:
+    return Training(problem, config, RunFolder(path), SETTINGS, exam=exam)
 
 
 def finish(path: Path, config: TrainConfig = CONFIG, problem: Any = SMALL) -> Training:
@@ -139,6 +139,8 @@ STOPS: list[tuple[StopReason, list[float], dict[str, Any], int]] = [
     (StopReason.DECLINE, [0, 10, 4.9, 4.9, 9], {"max_steps": 2000, "decline_patience": 2}, 640),
     (StopReason.DECLINE, [0, 10, 4, 6, 4, 3, 9], {"max_steps": 2000, "decline_patience": 2}, 960),
     (StopReason.BUDGET, [10, 4, 4], {"decline_patience": 2}, 480),  # never rose, so it cannot have declined
+    (StopReason.BUDGET, [1, 2], {"max_steps": 800, "max_episodes": 200}, 240),  # an episode a step
+    (StopReason.BUDGET, [1, 2, 3], {"max_episodes": 10_000}, 480),
 ]
 
 
@@ -169,6 +171,42 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(tmp_path: Path) -> No
     assert (manifest["step"], manifest["return"]) == (320, 7)
     assert_equal(tensors, weights)
     assert len(checkpoints(training.folder.best)) == 1
+
+
+def test_an_exam_is_what_chooses_the_best_policy(tmp_path: Path) -> None:
+    learned, exam = ScriptedProblem([]), ScriptedProblem([3, 9, 4])
+    training = start(tmp_path, problem=learned, exam=exam)
+    for _ in training.updates():
+        pass
+    assert (training.scores, exam.script) == ([3, 9, 4], [])
+    assert training.folder.best_policy()[1]["step"] == 320
+
+
+@pytest.mark.parametrize(
+    ("budget", "used"),
+    [
+        ({"max_steps": 1600}, [0.1, 0.15, 0.2]),
+        ({"max_steps": 1600, "max_episodes": 320}, [0.5, 0.75, 1.0]),
+        ({"max_steps": 320, "max_episodes": 3200}, [0.5, 0.75, 1.0]),
+    ],
+)
+def test_the_learning_rate_falls_with_the_budget_that_ends_first(
+    budget: dict[str, int], used: list[float], tmp_path: Path
+) -> None:
+    training = start(tmp_path, configured(**budget), ScriptedProblem([0.0] * 9))
+    updates: Iterator[Any] = training.updates()
+    for share in used:
+        rate = next(updates).metrics["lr"]
+        assert training.used == pytest.approx(share)
+        assert rate == pytest.approx(PPO.lr * (1 - 0.9 * share))
+
+
+def test_a_resumed_run_counts_its_episodes_on(tmp_path: Path) -> None:
+    config = configured(max_steps=800, max_episodes=400)
+    leave_after(start(tmp_path, config, ScriptedProblem([0.0] * 9)), 240)  # saved at 160
+    resumed = start(tmp_path, config, ScriptedProblem([0.0] * 9))
+    assert (resumed.step, resumed.episodes) == (160, 160)
+    assert [update.step for update in resumed.updates()] == [240, 320, 400]
 
 
 def leave_after(training: Training, step: int) -> None:

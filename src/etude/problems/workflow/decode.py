@@ -18,7 +18,7 @@ from etude.problems.distributions import finite, masked
 from etude.problems.workflow.encode import Library, Surroundings
 from etude.problems.workflow.grammar import Correction
 from etude.problems.workflow.metrics import f1
-from etude.problems.workflow.network import PlanPolicy, Reading
+from etude.problems.workflow.network import PlanPolicy, Thread
 from etude.problems.workflow.plan import Plan
 
 
@@ -39,7 +39,7 @@ def plan_greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) 
     finished = {name: value.clone() for name, value in drafts.items()}
     d = drafts
     while len(alive):
-        action = policy.decide(d, *policy.follow(d, reading), reading, greedy=True)[0]
+        action = policy.decide(d, policy.follow(d, reading), greedy=True)[0]
         d, stopped = rules.grow(d, action)
         for name, value in d.items():
             finished[name][alive] = value
@@ -53,38 +53,40 @@ def plan_by_beam(policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int 
     """The plan of one draft, (1, …) tensors."""
     rules = policy.rules
     rules.check(draft)
-    read = policy.read(draft["instruction"])
+    thread = policy.follow(draft, policy.read(draft["instruction"]))
     d, total = draft, torch.zeros(1, device=rules.device)  # (beams,) log-probability
     ended: list[tuple[float, Plan]] = []
     while len(total) and (len(ended) < beam or float(total.max()) > ended[-1][0]):
-        reading = read.take(torch.zeros_like(d["length"]))
-        d, total, stopped = _extend(policy, d, total, reading, beam)
+        d, total, stopped, thread = _extend(policy, d, total, thread, beam)
+        if not len(stopped):
+            continue
         plans = rules.plans(take(d, stopped), [instruction] * len(stopped))
         ended += zip(total[stopped].tolist(), plans, strict=True)
         ended = sorted(ended, key=lambda found: -found[0])[:beam]
         going = torch.ones_like(total, dtype=torch.bool).index_fill(0, stopped, False).nonzero()[:, 0]
-        d, total = take(d, going), total[going]
+        d, total, thread = take(d, going), total[going], thread.take(going)
     return _agreed(ended)
 
 
-def _extend(policy: PlanPolicy, d: Obs, total: Tensor, reading: Reading, beam: int) -> tuple[Obs, Tensor, Tensor]:
+def _extend(policy: PlanPolicy, d: Obs, total: Tensor, thread: Thread, beam: int) -> tuple[Obs, Tensor, Tensor, Thread]:
     """The best `beam` drafts with one choice more, their log-probabilities, and which of them stopped."""
     rules = policy.rules
-    h, nodes = policy.follow(d, reading)
     correction = torch.full_like(d["length"], Correction.ABORT)
-    log_p = masked(policy.type_scores(d, h, reading), rules.task_types(d, correction)).log_softmax(1)
+    log_p = masked(policy.type_scores(d, thread), rules.task_types(d, correction)).log_softmax(1)
     best = (total[:, None] + log_p).flatten().topk(min(beam, int(log_p.isfinite().sum())))
     row, task_type = best.indices // log_p.shape[1], best.indices % log_p.shape[1]
-    d, h, nodes, reading, correction = take(d, row), h[row], nodes[row], reading.take(row), correction[row]
+    d, thread, correction = take(d, row), thread.take(row), correction[row]
+    token, layers = policy.add(d, thread, task_type)
     legal = rules.dependencies(d, task_type)
-    scores = finite(policy.link_scores(d, h, nodes, reading, task_type))
+    scores = finite(policy.link_scores(d, thread, token, task_type))
     links = (scores > 0) & legal
     certain = (torch.nn.functional.logsigmoid(scores.abs()) * legal).sum(1)
     able = rules.workers_for(d, correction, task_type, links)
-    worker = masked(policy.worker_scores(d, h, reading, task_type), able).log_softmax(1).max(1)
+    worker = masked(policy.worker_scores(d, thread, token, task_type), able).log_softmax(1).max(1)
     action = {"correction": correction, "type": task_type, "links": links, "worker": worker.indices}
     grown, stopped = rules.grow(d, action)
-    return grown, best.values + certain + worker.values, stopped.nonzero()[:, 0]
+    thread = thread.grown(d["length"], token, layers)
+    return grown, best.values + certain + worker.values, stopped.nonzero()[:, 0], thread
 
 
 def _agreed(ended: Sequence[tuple[float, Plan]]) -> Plan:

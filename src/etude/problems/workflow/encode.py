@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +30,15 @@ MAX_TOKENS = 128
 class Library:
     """Instructions, one a row."""
 
-    tokens: Tensor  # (rows, L, width) float16 vectors, or (rows, L) long ids where a network learns the vectors
+    tokens: Tensor  # (rows, L) int: which vector each token has, or its id where a network learns the vectors
+    vectors: Tensor | None  # (distinct, width) float16; None where a network learns them
     mask: Tensor  # (rows, L) bool: where there is a token
     votes: Tensor  # (rows, columns) of similar past queries
 
     def to(self, device: torch.device | str) -> Library:
-        return Library(tokens=self.tokens.to(device), mask=self.mask.to(device), votes=self.votes.to(device))
+        vectors = None if self.vectors is None else self.vectors.to(device)
+        tokens, mask, votes = (x.to(device) for x in (self.tokens, self.mask, self.votes))
+        return Library(tokens=tokens, vectors=vectors, mask=mask, votes=votes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +52,28 @@ class Surroundings:
     type_row: Tensor  # (T,) long: which of the names it was trained with; −1 for one it only reads
     worker_row: Tensor  # (W,) long
     pairs: Tensor  # (pairs, 2) long: the memory's, in the ids of this catalogue; −2 for what is not in it
-    links: Tensor  # (links, 2) long
+    links: Tensor  # (links,) long, sorted: source · T + target of those that are in this catalogue
+    link_columns: Tensor  # (links,) long: where their votes stand
 
     def to(self, device: torch.device | str) -> Surroundings:
-        tensors = ("type_text", "worker_text", "type_row", "worker_row", "pairs", "links")
+        if self.type_text.device == torch.device(device):
+            return self
+        tensors = ("type_text", "worker_text", "type_row", "worker_row", "pairs", "links", "link_columns")
         moved = {name: getattr(self, name).to(device) for name in tensors}
         rules = Rules(self.rules.catalogue, self.rules.limits, device=device)
         return replace(self, rules=rules, library=self.library.to(device), **moved)
+
+    def votes_for(self, links: Tensor, votes: Tensor) -> Tensor:
+        """(n, …) of the votes (n, columns) for links by their codes (n, …); 0 for what the memory does not know."""
+        if not len(self.links):
+            return torch.zeros_like(links, dtype=votes.dtype)
+        place = torch.searchsorted(self.links, links.flatten(1)).clamp(max=len(self.links) - 1)
+        found = votes.gather(1, self.link_columns[place]) * (self.links[place] == links.flatten(1))
+        return found.view_as(links)
+
+    def __deepcopy__(self, memo: object) -> Surroundings:
+        """A copy of a network decides within the same: nothing of this is ever changed."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +97,25 @@ def make_library(
     tokenise: Callable[[Sequence[str]], list[list[int]]] | None = None,
 ) -> Library:
     """With `tokenise`, rows of token ids instead of the encoder's vectors."""
-    found: Sequence[NDArray[Any]] = (
-        encoder.tokens(texts) if tokenise is None else [np.array(ids or [0]) for ids in tokenise(texts)]
-    )
-    found = [tokens[:MAX_TOKENS] for tokens in found]
-    longest = max((len(tokens) for tokens in found), default=1)
-    shape = (len(texts), longest)
-    padded = np.zeros((*shape, encoder.width), np.float16) if tokenise is None else np.zeros(shape, np.int64)
-    mask = np.zeros((len(texts), longest), bool)
-    for row, tokens in enumerate(found):
-        padded[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = True
-    return Library(tokens=torch.from_numpy(padded), mask=torch.from_numpy(mask), votes=votes)
+    vectors = None
+    if tokenise is None:
+        found, vectors = _distinct([tokens[:MAX_TOKENS] for tokens in encoder.tokens(texts)], encoder.width)
+    else:
+        found = [(ids or [0])[:MAX_TOKENS] for ids in tokenise(texts)]
+    padded = np.zeros((len(texts), max(map(len, found), default=1)), np.int64)
+    mask = np.zeros(padded.shape, bool)
+    for row, ids in enumerate(found):
+        padded[row, : len(ids)], mask[row, : len(ids)] = ids, True
+    return Library(tokens=torch.from_numpy(padded), vectors=vectors, mask=torch.from_numpy(mask), votes=votes)
+
+
+def _distinct(texts: Sequence[NDArray[np.float32]], width: int) -> tuple[list[list[int]], Tensor]:
+    """Vectors of each text's tokens to their numbers, and the vectors: the same word stands in many texts."""
+    numbers: dict[bytes, int] = {}
+    rows = [
+        [numbers.setdefault(vector.tobytes(), len(numbers)) for vector in text.astype(np.float16)] for text in texts
+    ]
+    return rows, torch.from_numpy(np.frombuffer(bytearray(b"".join(numbers)), np.float16).reshape(-1, width))
 
 
 def surround(
@@ -102,6 +126,9 @@ def surround(
     stop = len(catalogue.task_types)
     # The memory's ids are those of `known`; its last two are stop and, read backwards, START.
     ids = torch.tensor([*(place.get(name, -2) for name in known.task_types), stop, -1])
+    source, target = ids[memory.links].T
+    codes, order = torch.where((source >= 0) & (target >= 0), source * stop + target, -1).sort()
+    there = codes >= 0
     return Surroundings(
         rules=Rules(catalogue, limits),
         library=library,
@@ -110,7 +137,8 @@ def surround(
         type_row=_rows([t.name for t in catalogue.task_types], known.task_types),
         worker_row=_rows([w.name for w in catalogue.workers] or [""], known.workers),
         pairs=ids[memory.pairs],
-        links=ids[memory.links],
+        links=codes[there],
+        link_columns=memory.columns - len(codes) + order[there],
     )
 
 

@@ -45,7 +45,12 @@ def read_examples(path: Path, catalogue: Catalogue, *, max_nodes: int) -> list[E
         raise DataError(f"{path}: not valid JSON ({error}): expected a list of examples") from error
     if not isinstance(records, list) or not records:
         raise DataError(f"{path}: expected a list of examples, at least one, found {type(records).__name__}")
-    return [_example(record, f"{path}, record {i}", catalogue, max_nodes) for i, record in enumerate(records)]
+    return to_examples(records, catalogue, max_nodes=max_nodes, source=str(path))
+
+
+def to_examples(records: Sequence[Any], catalogue: Catalogue, *, max_nodes: int, source: str) -> list[Example]:
+    """Records as a training file has them, checked; `source` is named where one is wrong."""
+    return [_example(record, f"{source}, record {i}", catalogue, max_nodes) for i, record in enumerate(records)]
 
 
 def _example(record: Any, where: str, catalogue: Catalogue, max_nodes: int) -> Example:

@@ -49,6 +49,10 @@ UNKNOWN_SUCCESS = 0.5
 """Success so far of a worker that nobody has tried."""
 
 
+NODES = ("types", "workers", "cost", "duration", "ready", "finish", "status", "attempts")
+"""What a draft has for each node, (n, N)."""
+
+
 class Rules:
     """The grammar over one set of task types and workers.
 
@@ -65,6 +69,7 @@ class Rules:
         length (n,) long                nodes so far
         spent, clock (n,)               USD given out, and ms before which nothing new can start
         failed, error (n,) long         the node to correct, −1 while planning, and what kind of error it had
+        tried (n, W) bool               who has proved unable to do the node that failed last
         corrections, replans (n,) long  how many there were
     """
 
@@ -112,6 +117,7 @@ class Rules:
             "clock": zeros.clone(),
             "failed": zeros.long() - 1,
             "error": zeros.long(),
+            "tried": torch.zeros((n, self.workers), dtype=torch.bool, device=self.device),
             "corrections": zeros.long(),
             "replans": zeros.long(),
         }
@@ -128,7 +134,7 @@ class Rules:
         """(n, 6) bool by Correction; only the dummy *abort* while planning."""
         d, limits = drafts, self.limits
         failed = d["failed"].clamp(min=0)
-        if self._none_failed(d):
+        if self.none_failed(d):
             return (torch.arange(len(Correction), device=self.device) == Correction.ABORT).expand(len(failed), -1)
         left = (d["failed"] >= 0) & (d["corrections"] < limits.max_corrections)
         tries = left & (at(d["attempts"], failed) < limits.max_attempts)
@@ -152,7 +158,7 @@ class Rules:
         planning, repairing = d["failed"] < 0, (d["failed"] >= 0) & (correction == Correction.REPAIR)
         room = (planning & (d["length"] < self.nodes))[:, None]
         legal = self._open(d) & room
-        if not self._none_failed(d):
+        if not self.none_failed(d):
             legal = torch.where(repairing[:, None], self._doable(d, self._repairers(d)), legal)
         stop = ~repairing & ~(planning & (d["length"] == 0) & legal.any(1))
         return torch.cat([legal, stop[:, None]], 1)
@@ -162,6 +168,8 @@ class Rules:
         d = drafts
         grows = (d["failed"] < 0) & (task_type < self.types)
         earlier = torch.arange(self.nodes, device=self.device) < d["length"][:, None]
+        if self.max_time == torch.inf:
+            return grows[:, None] & earlier
         able = self._able(d, task_type.clamp(max=self.types - 1)) & self._affords(d)
         quickest = torch.where(able, d["latency"], torch.inf).amin(1, keepdim=True)
         return grows[:, None] & earlier & (d["finish"] + quickest <= self.max_time)
@@ -170,11 +178,13 @@ class Rules:
         """(n, W) bool; worker 0 is the dummy where none is chosen."""
         d = drafts
         planning = d["failed"] < 0
-        start = torch.maximum((d["finish"] * links).amax(1), d["clock"])
         known = task_type.clamp(max=self.types - 1)
-        legal = self._able(d, known) & self._affords(d) & (start[:, None] + d["latency"] <= self.max_time)
+        legal = self._able(d, known) & self._affords(d)
+        if self.max_time < torch.inf:
+            start = torch.maximum((d["finish"] * links).amax(1), d["clock"])
+            legal = legal & (start[:, None] + d["latency"] <= self.max_time)
         chooses = task_type < self.types
-        if not self._none_failed(d):
+        if not self.none_failed(d):
             repair = self._able(d, known) & self._repairers(d)
             corrects = torch.where((correction == Correction.SWITCH)[:, None], self._substitutes(d), repair)
             legal = torch.where(planning[:, None], legal, corrects)
@@ -282,7 +292,7 @@ class Rules:
         kept = torch.arange(self.nodes, device=self.device) < d["length"][:, None]
         for name in ("types", "workers"):
             d[name] = torch.where(kept, d[name].gather(1, order), -1)
-        for name in ("cost", "duration", "ready", "finish", "status", "attempts"):
+        for name in NODES[2:]:
             d[name] = d[name].gather(1, order) * kept
         links = d["links"].gather(1, order[:, :, None].expand_as(d["links"]))
         d["links"] = links.gather(2, order[:, None].expand_as(links)) & kept[:, :, None] & kept[:, None]
@@ -302,7 +312,7 @@ class Rules:
             finish[:, i] = torch.where(planned[:, i], start + d["duration"][:, i], finish[:, i])
         return finish
 
-    def _none_failed(self, d: Obs) -> bool:
+    def none_failed(self, d: Obs) -> bool:
         """Whether corrections need not be looked at. On a GPU to ask would be to wait, so there they always are."""
         return self.device.type == "cpu" and not bool((d["failed"] >= 0).any())
 
@@ -313,12 +323,17 @@ class Rules:
     def _affords(self, d: Obs) -> Tensor:
         """(n, W): whose call is within cost and quota and, as a further attempt, within the time left."""
         cheap = (d["spent"][:, None] + d["price"] <= self.max_cost) & (d["calls"] >= 1)
+        if self.max_time == torch.inf:
+            return cheap
         again = (d["failed"] >= 0)[:, None]
         return cheap & (~again | (self._end(d)[:, None] + d["latency"] <= self.max_time))
 
     def _open(self, d: Obs) -> Tensor:
         """(n, T): types with somebody to do them."""
-        return self._doable(d, self._affords(d) & (d["clock"][:, None] + d["latency"] <= self.max_time))
+        affords = self._affords(d)
+        if self.max_time < torch.inf:
+            affords = affords & (d["clock"][:, None] + d["latency"] <= self.max_time)
+        return self._doable(d, affords)
 
     def _doable(self, d: Obs, workers: Tensor) -> Tensor:
         """(n, T): types with somebody to do them among `workers` (n, W) bool."""

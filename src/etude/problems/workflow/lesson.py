@@ -24,13 +24,17 @@ from etude.problems.workflow.plan import Limits, Node, Plan
 
 Tokenise = Callable[[Sequence[str]], list[list[int]]]
 
+REMEMBERED = 4000
+"""Past queries that a memory holds at most: fitting it takes the cube of their number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """How texts are read: vectors for all of them, and token ids of instructions where their vectors are learned."""
+    """How texts are read: vectors for all of them, and token ids of instructions where a network learns theirs."""
 
     encoder: TextEncoder
     tokenise: Tokenise | None = None
+    network: Callable[[float], torch.nn.Module] | None = None  # given its dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +108,16 @@ def make_lesson(
     seed: int,
 ) -> Lesson:
     """The examples `learn`, with new ones made from them, and the exam on those `aside`."""
+    luck = random.Random(seed)
+    if len(learn) > REMEMBERED:  # of every set some
+        learn = luck.sample(learn, len(learn))
     chosen, kept = [course.examples[i] for i in learn], [course.examples[i] for i in aside]
-    memory, own_votes = remember(reader.encoder, chosen, types=len(course.catalogue.task_types), ridge=ridge)
-    made = augment(chosen, course.catalogue, augmentations, random.Random(seed))
+    past = chosen[:REMEMBERED]
+    memory, own_votes = remember(reader.encoder, past, types=len(course.catalogue.task_types), ridge=ridge)
+    made = augment(chosen, course.catalogue, augmentations, luck)
     numbers = _sets_of(made, chosen, [course.sets[i] for i in learn])
     texts = [example.instruction for example in (*chosen, *made, *kept)]
-    votes = torch.cat([own_votes, memory.votes(reader.encoder, texts[len(chosen) :])])
+    votes = torch.cat([own_votes, memory.votes(reader.encoder, texts[len(past) :])])
     library = make_library(reader.encoder, texts, votes, reader.tokenise)
     around = surround(reader.encoder, course.catalogue, limits, course.known, memory, library)
     taught = [*chosen, *made]

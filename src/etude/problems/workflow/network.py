@@ -1,16 +1,18 @@
 """One transformer over entity tokens: a draft in, a decision out, by pointing at what there is.
 
 Tokens of the instruction read each other; a token for the workflow and one for each node so far read the instruction
-and what stands before them. The last of them decides: it points at a task type or *stop*, at earlier nodes, at a
-worker, and picks a correction. Task types and workers are known by the vectors of their descriptions and, those seen
-in training, by name as well; votes of similar past queries and live numbers (price, speed, success) add to the scores.
+and what stands before them. The last of them picks a correction and points at a task type or *stop*; the token of the
+node that it adds, which knows its type and reads the instruction again, points at earlier nodes and at a worker. Task
+types and workers are known by the vectors of their descriptions and, those seen in training, by name as well; votes of
+similar past queries and live numbers (price, speed, success) add to the scores.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -19,14 +21,19 @@ from torch.nn import functional as F
 
 from etude.problems.base import Action, Decision, Evaluation, Obs
 from etude.problems.distributions import Threshold, masked, sample_categorical
+from etude.problems.workflow.attention import Block, Packing, Pair, turns_of
 from etude.problems.workflow.encode import MAX_TOKENS, Surroundings, type_columns
 from etude.problems.workflow.grammar import Correction, Rules, Status, at
 
 ERRORS = 8
 """Kinds of error a network tells apart; the first is none."""
-LIVE = 5
+LIVE = 6
 """Live numbers of a worker."""
-VOTE_FEATURES, MENTION_FEATURES = 4, 3
+BUDGETS = 4
+"""Numbers of what a workflow has used up."""
+VOTE_FEATURES, MENTION_FEATURES, LINK_FEATURES = 4, 3, 2
+MATCH = 32
+"""Width in which words are matched with task types."""
 VOTE_SCALE = 5.0
 """Votes are shares below 1; scores are logits."""
 
@@ -39,8 +46,8 @@ class PlannerConfig:
     """How text becomes vectors: ngrams, fast, minilm (fine-tuned), minilm-frozen, or an embeddings URL#model."""
     width: Annotated[int, Gt(0)] = 128
     """Width of its tokens."""
-    layers: Annotated[int, Ge(1)] = 2
-    """Layers over the instruction and the draft."""
+    layers: Annotated[int, Ge(1)] = 1
+    """Layers over the instruction, and as many over the draft."""
     heads: Annotated[int, Ge(1)] = 4
     """Attention heads; they divide the width."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.2
@@ -57,25 +64,67 @@ class PlannerConfig:
 class Reading:
     """What reading instructions and the catalogue gives; it serves every step of a plan."""
 
-    layers: list[tuple[Tensor, Tensor]]  # keys and values of each, (n, heads, L, width / heads)
+    layers: list[Pair]  # what the instruction offers to each
     mask: Tensor  # (n, L) bool: where tokens are
     votes: Tensor  # (n, columns)
     types: Tensor  # (T, d): task types as tokens
+    workers: Tensor  # (W, d): workers without what is live of them
     pointers: Tensor  # (T, 2 d): what the deciding token is compared with
     bias: Tensor  # (T,)
     mentioned: Tensor  # (n, T): how strongly any words of the instruction speak of each type
     place: Tensor  # (n, T): and where they stand, from 0 to 1
 
     def take(self, rows: Tensor) -> Reading:
-        layers = [(k[rows], v[rows]) for k, v in self.layers]
-        return replace(
-            self,
-            layers=layers,
-            mask=self.mask[rows],
-            votes=self.votes[rows],
-            mentioned=self.mentioned[rows],
-            place=self.place[rows],
-        )
+        own = {name: _rows(getattr(self, name), rows) for name in ("mask", "votes", "mentioned", "place")}
+        return replace(self, layers=[(_rows(k, rows), _rows(v, rows)) for k, v in self.layers], **own)
+
+    def spread(self, n: int) -> Reading:
+        """The first row n times, without a copy."""
+        names = ("mask", "votes", "mentioned", "place")
+        own = {name: getattr(self, name)[:1].expand(n, *getattr(self, name).shape[1:]) for name in names}
+        layers = [(k[:1].expand(n, *k.shape[1:]), v[:1].expand(n, *v.shape[1:])) for k, v in self.layers]
+        return replace(self, layers=layers, **own)
+
+    def put(self, rows: Tensor, other: Reading) -> Reading:
+        """With `other` in these rows. Tensors that are long enough are overwritten."""
+        missing = max(0, other.mask.shape[1] - self.mask.shape[1])
+        spare = self.mask.shape[1] + missing - other.mask.shape[1]
+        layers = []
+        for mine, new in zip(self.layers, other.layers, strict=True):
+            k, v = (F.pad(x, (0, 0, 0, missing)) if missing else x for x in mine)
+            k[rows], v[rows] = (F.pad(x, (0, 0, 0, spare)) for x in new)
+            layers.append((k, v))
+        mask = F.pad(self.mask, (0, missing)).index_copy(0, rows, F.pad(other.mask, (0, spare)))
+        names = ("votes", "mentioned", "place")
+        rest = {name: getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names}
+        return replace(other, layers=layers, mask=mask, **rest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thread:
+    """How far drafts have come: all that their next token reads."""
+
+    reading: Reading
+    h: Tensor  # (n, d): the token that decides
+    nodes: Tensor  # (n, N, d): the nodes' tokens
+    layers: list[Pair]  # what the draft's tokens offer to each
+    there: Tensor  # (n, S) bool: which of these there are
+
+    def take(self, rows: Tensor) -> Thread:
+        """These rows, of drafts that are all about one instruction."""
+        own = {name: _rows(getattr(self, name), rows) for name in ("h", "nodes", "there")}
+        layers = [(_rows(k, rows), _rows(v, rows)) for k, v in self.layers]
+        return replace(self, reading=self.reading.spread(len(rows)), layers=layers, **own)
+
+    def grown(self, length: Tensor, token: Tensor, layers: list[Pair]) -> Thread:
+        """With the `token` (n, d) of a node more, after the `length` there were, and its keys and values."""
+        place = length.clamp(max=self.nodes.shape[1] - 1)[:, None, None].expand(-1, 1, token.shape[1])
+        more = [
+            (torch.cat([k, new_k], 2), torch.cat([v, new_v], 2))
+            for (k, v), (new_k, new_v) in zip(self.layers, layers, strict=True)
+        ]
+        nodes, there = self.nodes.scatter(1, place, token[:, None]), F.pad(self.there, (0, 1), value=True)
+        return replace(self, h=token, nodes=nodes, layers=more, there=there)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +140,7 @@ class PlanPolicy(nn.Module):
     """A Policy of workflow problems. `around` holds what it decides within and is not part of its weights."""
 
     around: Surroundings
+    _recent: tuple[tuple[Surroundings, bool, int], Tensor, Reading] | None = None  # by what, which rows, what was read
 
     def __init__(
         self,
@@ -112,50 +162,75 @@ class PlanPolicy(nn.Module):
         self.worker_text = nn.Sequential(nn.Linear(text_width, d), nn.GELU(), nn.Linear(d, d))
         self.type_names, self.worker_names = _table(known_types, d), _table(known_workers, d)
         self.type_norm, self.worker_norm = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.live, self.budget, self.given = nn.Linear(LIVE, d), _zero(3, d), _zero(d, d)
+        self.live, self.budget, self.given = nn.Linear(LIVE, d), _zero(BUDGETS, d), _zero(d, d)
         self.status, self.error = _embedding(len(Status), d), _embedding(ERRORS, d)
-        self.blocks = nn.ModuleList(Block(d, config.heads, config.dropout) for _ in range(config.layers))
+        self.word_norm, self.nearby = nn.LayerNorm(d), nn.Linear(3 * d, d)
+        self.readers, self.blocks = (
+            nn.ModuleList(Block(d, config.heads, config.dropout) for _ in range(config.layers)) for _ in range(2)
+        )
         self.norm = nn.LayerNorm(d)
 
         self.type_query, self.type_key = nn.Linear(d, d), nn.Linear(d, d)
         self.type_class = nn.Parameter(torch.randn(max(1, known_types), d) / d**0.5)
         self.type_bias, self.stop = nn.Parameter(torch.zeros(max(1, known_types))), nn.Linear(d, 1)
         self.vote_weight, self.vote_gate = nn.Parameter(torch.tensor([1.0, 1.0, 0.0, 0.0])), _zero(d, VOTE_FEATURES)
-        self.word_match, self.type_match = nn.Linear(d, d), nn.Linear(d, d)
-        self.mention_gate = _zero(d, MENTION_FEATURES)
-        self.link_query, self.link_key = nn.Linear(2 * d, d), nn.Linear(d, d)
+        self.word_match, self.type_match = nn.Linear(d, MATCH), nn.Linear(d, MATCH)
+        self.mention_gate, self.link_gate = _zero(d, MENTION_FEATURES), _zero(d, LINK_FEATURES)
+        self.link_query, self.link_key = nn.Linear(d, d), nn.Linear(d, d)
         self.link_distance = nn.Parameter(torch.zeros(2 * nodes))
         self.link_vote, self.link_bias = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(-1.0))
         self.worker_query, self.worker_key = nn.Linear(2 * d, d), nn.Linear(d, d)
         self.worker_live = _zero(2 * d, LIVE)
         self.correction = _zero(d, len(Correction))
-        self.value_head = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, 1))
+        self.given_value = nn.Sequential(nn.Linear(4 * d, d), nn.GELU(), nn.Linear(d, d))
+        self.value_head = nn.Sequential(nn.Linear(2 * d, d), nn.GELU(), nn.Linear(d, 1))
 
     @property
     def rules(self) -> Rules:
         return self.around.rules
 
     def within(self, surroundings: Surroundings) -> PlanPolicy:
-        self.around = surroundings
+        self.around = surroundings.to(self.start.device)
         return self
+
+    def train(self, mode: bool = True) -> PlanPolicy:
+        self._recent = None
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PlanPolicy:
+        """What moves it moves what it decides within."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self.within(self.around) if hasattr(self, "around") else self
 
     # A decision
 
     def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
-        h, nodes, reading = self._hidden(obs)
-        action, log_prob, _ = self.decide(obs, h, nodes, reading, greedy=greedy, generator=generator)
-        return Decision(action=action, log_prob=log_prob, value=self.value_head(h)[:, 0])
+        thread = self.follow(obs, self.recall(obs["instruction"]))
+        action, log_prob, _ = self.decide(obs, thread, greedy=greedy, generator=generator)
+        return Decision(action=action, log_prob=log_prob, value=self._value(obs, thread))
 
     def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
-        return self.decide(obs, *self._hidden(obs), greedy=greedy, generator=generator)[0]
+        thread = self.follow(obs, self.recall(obs["instruction"]))
+        return self.decide(obs, thread, greedy=greedy, generator=generator)[0]
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
-        h, nodes, reading = self._hidden(obs)
-        _, log_prob, entropy = self.decide(obs, h, nodes, reading, taken=action)
-        return Evaluation(log_prob=log_prob, entropy=entropy, value=self.value_head(h)[:, 0])
+        thread, token = self._retrace(obs, action)
+        _, log_prob, entropy = self.decide(obs, thread, taken=action, token=token)
+        return Evaluation(log_prob=log_prob, entropy=entropy, value=self._value(obs, thread))
 
     def value(self, obs: Obs) -> Tensor:
-        value: Tensor = self.value_head(self._hidden(obs)[0])[:, 0]
+        return self._value(obs, self.follow(obs, self.recall(obs["instruction"])))
+
+    def _value(self, obs: Obs, thread: Thread) -> Tensor:
+        """(n,) from the deciding token and from who has been given what, after what: each choice moves it at once."""
+        keys, worker = self._worker_keys(obs, thread.reading), obs["workers"].clamp(min=0)
+        types = thread.reading.types[obs["types"].clamp(min=0)]
+        given = keys.gather(1, worker[..., None].expand(-1, -1, keys.shape[2]))  # (n, N, d)
+        planned = (obs["types"] >= 0) & (obs["status"] == Status.PLANNED)
+        needs = obs["links"].to(given.dtype) @ thread.nodes
+        each = self.given_value(torch.cat([thread.nodes, types, given, needs], 2)) * planned[..., None]
+        value: Tensor = self.value_head(torch.cat([thread.h, each.sum(1)], 1))[:, 0]
         return value
 
     def observed(self, obs: Obs) -> None:
@@ -164,17 +239,17 @@ class PlanPolicy(nn.Module):
     def decide(
         self,
         obs: Obs,
-        h: Tensor,
-        nodes: Tensor,
-        reading: Reading,
+        thread: Thread,
         *,
         taken: Action | None = None,
+        token: Tensor | None = None,
         greedy: bool = False,
         generator: Generator | None = None,
     ) -> tuple[Action, Tensor, Tensor]:
         """The parts in their order, each masked by those before: action, log-probability and entropy (n,).
 
-        Of a decision that was `taken`, only how probable it is.
+        The entropy is that of the choices, not of the links: a bonus on a coin for each earlier node teaches to link
+        them all. Of a decision that was `taken`, with the `token` (n, d) of the node it added, only how probable it is.
         """
         rules = self.rules
 
@@ -184,67 +259,127 @@ class PlanPolicy(nn.Module):
             chosen = best if taken is None else taken[name]
             return chosen, at(log_p, chosen), -(log_p.exp() * log_p.clamp(min=-1e9)).sum(1)
 
-        correction, log_prob, entropy = pick("correction", self.correction(h), rules.corrections(obs))
-        task_type, lp, e = pick("type", self.type_scores(obs, h, reading), rules.task_types(obs, correction))
+        correction, log_prob, entropy = pick("correction", self.correction(thread.h), rules.corrections(obs))
+        task_type, lp, e = pick("type", self.type_scores(obs, thread), rules.task_types(obs, correction))
         log_prob, entropy = log_prob + lp, entropy + e
+        if token is None:
+            token, _ = self.add(obs, thread, task_type)
 
         legal = rules.dependencies(obs, task_type)
-        scores = masked(self.link_scores(obs, h, nodes, reading, task_type), torch.ones_like(legal))[..., None]
+        scores = masked(self.link_scores(obs, thread, token, task_type), torch.ones_like(legal))[..., None]
         draw = Threshold().mode(scores) if greedy else Threshold().sample(scores, generator)
         links = (draw > 0) & legal if taken is None else taken["links"]
         log_prob = log_prob + (Threshold().log_prob(scores, links.float()) * legal).sum(1)
-        entropy = entropy + (Threshold().entropy(scores) * legal).sum(1)
 
-        scores = self.worker_scores(obs, h, reading, task_type)
+        scores = self.worker_scores(obs, thread, token, task_type)
         worker, lp, e = pick("worker", scores, rules.workers_for(obs, correction, task_type, links))
         action = {"correction": correction, "type": task_type, "links": links, "worker": worker}
         return action, log_prob + lp, entropy + e
 
-    def _hidden(self, obs: Obs) -> tuple[Tensor, Tensor, Reading]:
-        """The deciding token (n, d), the nodes' tokens (n, N, d), and what was read."""
-        reading = self.read(obs["instruction"])
-        return *self.follow(obs, reading), reading
+    def follow(self, obs: Obs, reading: Reading) -> Thread:
+        """Drafts whose instructions were read."""
+        longest = int(obs["length"].max()) if self.rules.device.type == "cpu" else self.nodes  # to ask a GPU is to wait
+        h, layers = self._draft(obs, reading, longest)
+        there = torch.arange(longest + 1, device=h.device) <= obs["length"][:, None]
+        here, nodes = torch.arange(len(h), device=h.device), F.pad(h[:, 1:], (0, 0, 0, self.nodes - longest))
+        return Thread(reading=reading, h=h[here, obs["length"]], nodes=nodes, layers=layers, there=there)
 
-    def follow(self, obs: Obs, reading: Reading) -> tuple[Tensor, Tensor]:
-        """The deciding token (n, d) and the nodes' tokens (n, N, d) of drafts whose instructions were read."""
-        h = self._draft(obs, reading)
-        return h[torch.arange(len(h), device=h.device), obs["length"]], h[:, 1:]
+    def add(self, obs: Obs, thread: Thread, task_type: Tensor) -> tuple[Tensor, list[Pair]]:
+        """The token (n, d) of a node more, with its keys and values; of no meaning where the choice adds none."""
+        reading, place = thread.reading, (obs["length"] + 1).clamp(max=self.nodes)
+        known = task_type.clamp(max=self.rules.types - 1)
+        x = (reading.types[known] + self.status.weight[Status.PLANNED] + self.places[place])[:, None]
+        seen = F.pad(torch.cat([reading.mask, thread.there], 1), (0, 1), value=True)[:, None, None]
+        layers = []
+        for block, before, own in zip(self.blocks, reading.layers, thread.layers, strict=True):
+            x, keys, values = block(x, seen, (torch.cat([before[0], own[0]], 2), torch.cat([before[1], own[1]], 2)))
+            layers.append((keys, values))
+        return self.norm(x[:, 0]), layers
+
+    def _retrace(self, obs: Obs, action: Action) -> tuple[Thread, Tensor]:
+        """Drafts before a decision, and the token (n, d) of the node that it added.
+
+        Each instruction is read once, and so is each plan: rows that stand in the order of their steps are so many
+        beginnings of the last, whose tokens only look back.
+        """
+        adds = action["type"] < self.rules.types
+        here = (torch.arange(self.nodes, device=adds.device) == obs["length"][:, None]) & adds[:, None]
+        grown = obs | {"types": torch.where(here, action["type"][:, None], obs["types"])}
+        grown["length"] = obs["length"] + adds
+        last, which = _continued(grown)
+        distinct, place = obs["instruction"].unique(return_inverse=True)
+        reading = self.read(distinct)
+        longest = int(grown["length"].max()) if self.rules.device.type == "cpu" else self.nodes
+        h, _ = self._draft({name: x[last] for name, x in grown.items()}, reading.take(place[last]), longest)
+        nodes = _rows(F.pad(h[:, 1:], (0, 0, 0, self.nodes - longest)), which)
+        thread = Thread(
+            reading=replace(reading, layers=[]).take(place),
+            h=h[which, obs["length"]],
+            nodes=nodes,
+            layers=[],
+            there=torch.ones_like(adds)[:, None],
+        )
+        return thread, h[which, grown["length"]]
 
     # Scores of one decision
 
-    def type_scores(self, obs: Obs, h: Tensor, reading: Reading) -> Tensor:
+    def type_scores(self, obs: Obs, thread: Thread) -> Tensor:
         """(n, T + 1)."""
         last = torch.where(obs["length"] > 0, at(obs["types"], obs["length"] - 1), -1)
         used = F.one_hot(obs["types"] + 1, self.rules.types + 1).amax(1)[:, 1:]  # (n, T)
-        return self._type_scores(h[:, None], last[:, None], used[:, None], reading)[:, 0]
+        return self._type_scores(thread.h[:, None], last[:, None], used[:, None], thread.reading)[:, 0]
 
-    def link_scores(self, obs: Obs, h: Tensor, nodes: Tensor, reading: Reading, task_type: Tensor) -> Tensor:
-        """(n, N)."""
-        known = task_type.clamp(max=self.rules.types - 1)
-        place = obs["length"].clamp(max=self.nodes - 1)
-        return self._link_scores(h[:, None], known[:, None], place[:, None], nodes, obs["types"], reading)[:, 0]
+    def link_scores(self, obs: Obs, thread: Thread, token: Tensor, task_type: Tensor) -> Tensor:
+        """(n, N), of the node with this `token` (n, d)."""
+        known, place = task_type.clamp(max=self.rules.types - 1), obs["length"].clamp(max=self.nodes - 1)
+        known, place = known[:, None], place[:, None]
+        return self._link_scores(token[:, None], known, place, thread.nodes, obs["types"], thread.reading)[:, 0]
 
-    def worker_scores(self, obs: Obs, h: Tensor, reading: Reading, task_type: Tensor) -> Tensor:
-        """(n, W), of who is to do the chosen type, or else the failed node's."""
-        own = torch.where(task_type < self.rules.types, task_type, at(obs["types"], obs["failed"]))
-        return self._worker_scores(obs, h[:, None], own.clamp(min=0)[:, None], reading)[:, 0]
+    def worker_scores(self, obs: Obs, thread: Thread, token: Tensor, task_type: Tensor) -> Tensor:
+        """(n, W), of who is to do the node with this `token`, or else the failed one."""
+        if self.rules.workers == 1:
+            return torch.zeros_like(token[:, :1])
+        adds = task_type < self.rules.types
+        own = torch.where(adds, task_type, at(obs["types"], obs["failed"])).clamp(min=0)
+        token = torch.where(adds[:, None], token, thread.h)
+        return self._worker_scores(obs, token[:, None], own[:, None], thread.reading)[:, 0]
 
     # Whole plans at once
 
     def teach(self, obs: Obs) -> Taught:
         """Scores for every step towards the drafts as they are, which only look at what came before each step."""
         reading = self.read(obs["instruction"])
-        h, types = self._draft(obs, reading), obs["types"]
+        types = obs["types"]  # (n, N), of as many nodes as there are
+        h, _ = self._draft(obs, reading, types.shape[1])
         last = F.pad(types, (1, 0), value=-1)  # (n, N + 1)
         used = F.pad(F.one_hot(types + 1, self.rules.types + 1)[..., 1:].cumsum(1).clamp(max=1), (0, 0, 1, 0))
-        known, place = types.clamp(min=0), torch.arange(self.nodes, device=types.device).expand_as(types)
+        known, place = types.clamp(min=0), torch.arange(types.shape[1], device=types.device).expand_as(types)
         return Taught(
             types=self._type_scores(h, last, used, reading),
-            links=self._link_scores(h[:, :-1], known, place, h[:, 1:], types, reading),
-            workers=self._worker_scores(obs, h[:, :-1], known, reading),
+            links=self._link_scores(h[:, 1:], known, place, h[:, 1:], types, reading),
+            workers=self._worker_scores(obs, h[:, 1:], known, reading),
         )
 
     # Tokens
+
+    def recall(self, rows: Tensor) -> Reading:
+        """As `read`, but each instruction once, and without gradients only what changed since the last call.
+
+        Weights do not always say that they changed (a fused optimiser's keep their version), so `train` forgets.
+        """
+        if torch.is_grad_enabled():
+            distinct, place = rows.unique(return_inverse=True)
+            return self.read(distinct).take(place)
+        key = (self.around, torch.is_inference_mode_enabled(), sum(weight._version for weight in self.parameters()))
+        before = self._recent
+        if before is None or before[0][0] is not key[0] or before[0][1:] != key[1:] or before[1].shape != rows.shape:
+            distinct, place = rows.unique(return_inverse=True)
+            reading = self.read(distinct).take(place)
+        else:
+            changed = (rows != before[1]).nonzero()[:, 0]
+            reading = before[2].put(changed, self.read(rows[changed])) if len(changed) else before[2]
+        self._recent = (key, rows.clone(), reading)
+        return reading
 
     def read(self, rows: Tensor) -> Reading:
         """Instructions by their rows in the library."""
@@ -253,25 +388,32 @@ class PlanPolicy(nn.Module):
         lengths = mask.sum(1)
         longest = int(lengths.max())
         mask, tokens = mask[:, :longest], library.tokens[rows, :longest]
-        votes = library.votes[rows]
-        vectors = tokens.float() if self.reader is None else self.reader(tokens, mask)
+        votes, words = library.votes[rows], Packing(mask)
+        if self.reader is None:
+            vectors = cast(Tensor, library.vectors)[words.pack(tokens)].float()  # (words, width)
+        else:
+            vectors = words.pack(self.reader(tokens, mask))
         if self.training:
             hidden = torch.rand(mask.shape, device=mask.device) < self.config.word_dropout
             hidden[:, 0] = False
             mask = mask & ~hidden
             votes = votes * (torch.rand((len(rows), 1), device=votes.device) >= self.config.vote_dropout)
-        x = self.text(vectors) + self.words[:longest]  # (n, L, d)
-        layers = []
-        for block in self.blocks:
-            x, keys, values = block(x, mask[:, None, None])
-            layers.append((keys, values))
+        x = self.word_norm(self.text(vectors) + self.words[words.place]) * words.pack(mask)[:, None]  # (words, d)
+        x = x + F.gelu(self.nearby(words.neighbours(x)))
+        turns = turns_of(words.place, self.config.width // self.config.heads)
+        for reader in self.readers:
+            x = cast(Block, reader).read(x, words, mask[:, None, None], turns)
+        whole = words.unpack(x)
+        layers = [cast(Block, block).offer(whole) for block in self.blocks]
         types, pointers, bias = self._read_types()
-        mentioned, place = self._mentions(x, mask, lengths, types)
+        mentioned, place = self._mentions(whole, mask, lengths, types)
+        named = self.worker_names[self.around.worker_row.clamp(min=0)] * self._known(self.around.worker_row)
         return Reading(
             layers=layers,
             mask=mask,
             votes=votes,
             types=types,
+            workers=self.worker_text(self.around.worker_text) + named,
             pointers=pointers,
             bias=bias,
             mentioned=mentioned,
@@ -280,28 +422,35 @@ class PlanPolicy(nn.Module):
 
     def _mentions(self, x: Tensor, mask: Tensor, long: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
         """How strongly words (n, L, d) speak of each type, and where: (n, T) each. Plans tend to follow the words."""
-        match = self.word_match(self.norm(x)) @ self.type_match(types).T / math.sqrt(self.config.width)  # (n, L, T)
-        match = match.masked_fill(~mask[..., None], -1e4)
+        match = self.type_match(types) @ self.word_match(self.norm(x)).mT / math.sqrt(MATCH)  # (n, T, L)
+        match = match.masked_fill(~mask[:, None], -1e4)
         where = torch.arange(x.shape[1], device=x.device) / long[:, None].clamp(min=1)  # (n, L)
-        mentioned = match.logsumexp(1)
-        return mentioned, (where[:, None] @ (match - mentioned[:, None]).exp())[:, 0]
+        return match.logsumexp(2), (match.softmax(2) @ where[..., None])[..., 0]
 
-    def _draft(self, obs: Obs, reading: Reading) -> Tensor:
-        """(n, N + 1, d): the workflow's token, then each node's, after reading the instruction and those before."""
-        n, N = obs["types"].shape
-        nodes = reading.types[obs["types"].clamp(min=0)]
-        given = self._take_worker(self._worker_keys(obs), obs["workers"])
-        nodes = nodes + self.given(given) + self.status(obs["status"])
+    def _draft(self, obs: Obs, reading: Reading, nodes: int) -> tuple[Tensor, list[Pair]]:
+        """(n, nodes + 1, d): the workflow's token, then each node's, which read the instruction and those before.
+
+        With the keys and values of each layer. Who does a node is not in its token: it is not known yet while that
+        token chooses; who failed is in the workflow's.
+        """
+        n, N = len(obs["types"]), nodes
+        tokens = reading.types[obs["types"][:, :N].clamp(min=0)] + self.status(obs["status"][:, :N])
+        failed, attempts = obs["failed"] >= 0, at(obs["attempts"], obs["failed"])
         # Not the length: every step of a plan that is taught would see where it ends.
-        budget = [obs["corrections"] / 8, obs["replans"], (obs["failed"] >= 0)]
-        start = self.start + self.error(obs["error"]) + self.budget(torch.stack(budget, 1).float())
-        x = torch.cat([start[:, None], nodes], 1) + self.places[: N + 1]
+        budget = torch.stack([obs["corrections"] / 8, obs["replans"], failed, attempts * failed / 4], 1).float()
+        start = self.start + self.error(obs["error"]) + self.budget(budget)
+        if not self.rules.none_failed(obs):
+            worker = at(obs["workers"], obs["failed"]).clamp(min=0)
+            here = torch.arange(n, device=worker.device)
+            start = start + self.given(self._worker_keys(obs, reading)[here, worker]) * failed[:, None]
+        x = torch.cat([start[:, None], tokens], 1) + self.places[: N + 1]
         causal = torch.ones((N + 1, N + 1), dtype=torch.bool, device=x.device).tril()
         seen = torch.cat([reading.mask[:, None].expand(-1, N + 1, -1), causal.expand(n, -1, -1)], 2)  # (n, N+1, L+N+1)
+        layers = []
         for block, before in zip(self.blocks, reading.layers, strict=True):
-            x, _, _ = block(x, seen[:, None], before)
-        h: Tensor = self.norm(x)
-        return h
+            x, keys, values = block(x, seen[:, None], before)
+            layers.append((keys, values))
+        return self.norm(x), layers
 
     def _read_types(self) -> tuple[Tensor, Tensor, Tensor]:
         """Task types as tokens (T, d), as what is pointed at (T, 2 d), and their bias (T,)."""
@@ -311,10 +460,9 @@ class PlanPolicy(nn.Module):
         pointers = [self.type_key(types) / math.sqrt(self.config.width), self.type_class[row] * known]
         return types, torch.cat(pointers, 1), self.type_bias[row] * known[:, 0]
 
-    def _worker_keys(self, obs: Obs) -> Tensor:
+    def _worker_keys(self, obs: Obs, reading: Reading) -> Tensor:
         """(n, W, d)."""
-        named = self.worker_names[self.around.worker_row.clamp(min=0)] * self._known(self.around.worker_row)
-        keys: Tensor = self.worker_norm(self.worker_text(self.around.worker_text) + named + self.live(_live(obs)))
+        keys: Tensor = self.worker_norm(reading.workers + self.live(_live(obs)))
         return keys
 
     def _known(self, rows: Tensor) -> Tensor:
@@ -354,61 +502,54 @@ class PlanPolicy(nn.Module):
     ) -> Tensor:
         """(n, t, N): that a node of `task_type` (n, t) at `place` (n, t) depends on each of `nodes` (n, N, d)."""
         around = self.around
-        query = self.link_query(torch.cat([h, reading.types[task_type]], 2))
-        scores: Tensor = query @ self.link_key(nodes).mT / math.sqrt(nodes.shape[2])
-        distance = place[..., None] - torch.arange(self.nodes, device=h.device)
+        scores: Tensor = self.link_query(h) @ self.link_key(nodes).mT / math.sqrt(nodes.shape[2])
+        distance = place[..., None] - torch.arange(types.shape[1], device=h.device)
         code = types[:, None] * self.rules.types + task_type[..., None]  # (n, t, N) of source and target
-        known = around.links[:, 0] * self.rules.types + around.links[:, 1]
-        known = torch.where((around.links >= 0).all(1), known, -1)
-        votes = reading.votes[:, reading.votes.shape[1] - len(known) :]
-        agree = ((code[..., None] == known) * votes[:, None, None]).sum(3)
+        agree = around.votes_for(code, reading.votes)
         scores = scores + self.link_distance[distance + self.nodes] + self.link_bias
-        return scores + VOTE_SCALE * self.link_vote * agree
+        ahead = reading.place.gather(1, task_type)[..., None] - reading.place.gather(1, types.clamp(min=0))[:, None]
+        near: Tensor = torch.stack([ahead, ahead.abs()], 3) @ self.link_gate(h)[..., None]  # (n, t, N, 1)
+        return scores + VOTE_SCALE * self.link_vote * agree + near[..., 0]
 
     def _worker_scores(self, obs: Obs, h: Tensor, task_type: Tensor, reading: Reading) -> Tensor:
         """(n, t, W)."""
         context = torch.cat([h, reading.types[task_type]], 2)
-        keys = self.worker_key(self._worker_keys(obs))
+        keys = self.worker_key(self._worker_keys(obs, reading))
         scores: Tensor = self.worker_query(context) @ keys.mT / math.sqrt(keys.shape[2])
         live: Tensor = self.worker_live(context) @ _live(obs).mT
         return scores + live
 
-    def _take_worker(self, keys: Tensor, workers: Tensor) -> Tensor:
-        """Keys (n, W, d) of the nodes' workers (n, N); zero where there is no node."""
-        index = workers.clamp(min=0)[..., None].expand(-1, -1, keys.shape[2])
-        return keys.gather(1, index) * (workers >= 0)[..., None]
+
+def _rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]; where there are gradients, by way of an embedding, whose gradient adds up whole rows."""
+    if not x.requires_grad:
+        return x.index_select(0, rows)
+    taken: Tensor = F.embedding(rows, x.flatten(1)).unflatten(1, x.shape[1:])
+    return taken
 
 
-class Block(nn.Module):
-    """A transformer's layer that gives its keys and values away, so that what was read is read once."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads, self.dropout = heads, nn.Dropout(dropout)
-        self.norm_in, self.norm_out = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(
-        self, x: Tensor, seen: Tensor, before: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """x (n, S, d) attending to `before` and itself where `seen` (n, 1, S, keys); with its own keys and values."""
-        n, S, d = x.shape
-        q, k, v = self.project(self.norm_in(x)).view(n, S, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        keys, values = (k, v) if before is None else (torch.cat([before[0], k], 2), torch.cat([before[1], v], 2))
-        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
-        x = x + self.dropout(self.merge(mixed.transpose(1, 2).reshape(n, S, d)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm_out(x))))), k, v
+def _continued(obs: Obs) -> tuple[Tensor, Tensor]:
+    """Rows that the next row does not continue, and (n,) in which of these each row is: as itself or as a beginning."""
+    now, later = ({name: x[part] for name, x in obs.items()} for part in (slice(None, -1), slice(1, None)))
+    same = (now["failed"] < 0) & (later["failed"] < 0) & (now["length"] <= later["length"])
+    for name in ("instruction", "error", "corrections", "replans"):
+        same = same & (now[name] == later[name])
+    beyond = torch.arange(now["types"].shape[1], device=same.device) >= now["length"][:, None]
+    for name in ("types", "status"):
+        same = same & ((now[name] == later[name]) | beyond).all(1)
+    ends = F.pad(~same, (0, 1), value=True)
+    return ends.nonzero()[:, 0], ends.cumsum(0) - ends.long()
 
 
 def _live(obs: Obs) -> Tensor:
-    """(n, W, LIVE): price, speed, success so far, availability, quota, each near 0 to 1."""
+    """(n, W, LIVE): price, speed, success so far, availability, quota, failure at this very node; near 0 to 1."""
     numbers = [
         (1e4 * obs["price"]).log1p() / 8,
         obs["latency"].log1p() / 10,
         obs["success"],
         obs["available"].to(obs["price"].dtype),
         obs["calls"].clamp(min=0).log1p().clamp(max=8) / 8,
+        obs["tried"].to(obs["price"].dtype),
     ]
     return torch.stack(numbers, 2).float()
 

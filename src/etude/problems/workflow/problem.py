@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,16 +32,23 @@ class Beginning:
     known: Known
     weights: Mapping[str, Tensor]
     memory: Memory
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkflowProblem:
-    """Without a `beginning` a planner is untrained, remembers nothing and knows the names of all that is not new."""
+    """Without a `beginning` a planner is untrained, remembers nothing and knows the names of all that is not new.
+
+    Scenarios are `given` or generated. The last of them are kept aside in two parts: to `choose` a policy by, and to
+    `measure` it on.
+    """
 
     reader: Reader
     config: WorkflowConfig = field(default_factory=WorkflowConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     beginning: Beginning | None = None
+    given: Scenarios | None = None
+    part: Literal["learn", "choose", "measure"] = "learn"
     name: str = "workflow"
 
     @property
@@ -49,7 +57,19 @@ class WorkflowProblem:
 
     def world(self, n: int, *, device: torch.device | str, phases: int = 1) -> WorkflowWorld:
         """Episodes differ in length, so environments fall out of step by themselves, whatever the `phases`."""
-        return WorkflowWorld(self.config, n=n, device=device, scenarios=self.scenarios)
+        return WorkflowWorld(self.config, n=n, device=device, scenarios=self.scenarios, rows=self.rows)
+
+    @property
+    def rows(self) -> range:
+        """Which scenarios this part has."""
+        aside, count = self.config.held_out, len(self.scenarios)
+        if 2 * aside >= count:
+            raise ConfigError(
+                f"office.held_out is {aside}, of {count} scenarios: twice as many are kept aside, nothing is left"
+            )
+        ends = (0, count - 2 * aside, count - aside, count) if aside else (0, count, count, count)
+        place = ("learn", "choose", "measure").index(self.part) if aside else 0
+        return range(ends[place], ends[place + 1])
 
     def policy(self) -> PlanPolicy:
         """Its weights are those it begins with, if any. Nothing is dropped: PPO compares the same network's odds."""
@@ -60,6 +80,7 @@ class WorkflowProblem:
             known_types=len(self.known.task_types),
             known_workers=len(self.known.workers),
             nodes=self.config.limits.max_nodes,
+            reader=self.reader.network and self.reader.network(config.dropout),
         )
         if self.beginning is not None:
             try:
@@ -81,7 +102,7 @@ class WorkflowProblem:
 
     @cached_property
     def scenarios(self) -> Scenarios:
-        return Tables(self.config, None, "cpu").scenarios
+        return self.given or Tables(self.config, None, "cpu").scenarios
 
     @cached_property
     def known(self) -> Known:
@@ -99,10 +120,15 @@ class WorkflowProblem:
 
 def names(scenarios: Scenarios) -> Known:
     """All of the catalogue but newcomers."""
-    catalogue: Catalogue = scenarios.catalogue
-    return Known(
-        task_types=tuple(t.name for t in catalogue.task_types if t.name not in scenarios.newcomers),
-        workers=tuple(w.name for w in catalogue.workers if w.name not in scenarios.newcomers),
+    return Known.of(without_newcomers(scenarios))
+
+
+def without_newcomers(scenarios: Scenarios) -> Catalogue:
+    """The catalogue before anything new has come."""
+    catalogue, new = scenarios.catalogue, scenarios.newcomers
+    return Catalogue(
+        task_types=tuple(t for t in catalogue.task_types if t.name not in new),
+        workers=tuple(w for w in catalogue.workers if w.name not in new),
     )
 
 

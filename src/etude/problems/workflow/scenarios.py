@@ -19,7 +19,7 @@ from torch import Tensor
 from etude.contracts.errors import DataError
 from etude.problems.workflow import phrases
 from etude.problems.workflow.catalogue import Catalogue
-from etude.problems.workflow.plan import in_order
+from etude.problems.workflow.plan import Node, Plan, in_order
 
 Phrasings = Literal["seen", "unseen"]
 Steps = list[tuple[str, tuple[int, ...]]]
@@ -46,6 +46,17 @@ class Scenarios:
 
     def __len__(self) -> int:
         return len(self.instructions)
+
+    def plan(self, row: int) -> Plan:
+        """The best plan, whoever does it."""
+        nodes = tuple(
+            Node(
+                task_type=self.catalogue.task_types[int(self.types[row, i])].name,
+                dependencies=tuple(self.links[row, i].nonzero()[:, 0].tolist()),
+            )
+            for i in range(int(self.length[row]))
+        )
+        return Plan(instruction=self.instructions[row], nodes=nodes)
 
 
 def from_examples(

@@ -42,6 +42,7 @@ DOWN = 0.4  # chance that some worker is down in an episode
 SLOWER = 2.0  # latency at full load, beyond that without any
 FLAKY, FLAKY_LOADED = 0.02, 0.2  # chance of a transient error without load, and added by full load
 DISTRACTED = 0.9  # of the skill is left by each input that is not needed
+NEEDLESS = 0.75  # of a node's promise is left by each
 SECOND_WIND = 0.05  # chance of what is beyond a worker to be done by it after all
 MEMORY = 40.0  # calls over which a worker's observed success averages
 DEGRADED = 0.2  # of its skill is left to the worker that degrades
@@ -61,17 +62,27 @@ class ErrorCategory(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkflowConfig:
-    """The simulated problem: what is asked, by whom it is done, what it pays."""
+class OfficeConfig:
+    """The simulated office: what is asked there, and by whom it is done."""
 
-    scenarios: Annotated[int, Ge(1), Le(1_000_000)] = 4096
-    """Distinct instructions that episodes are drawn from."""
+    scenarios: Annotated[int, Ge(1), Le(1_000_000)] = 16_000
+    """Distinct instructions to learn from."""
+    held_out: Annotated[int, Ge(0), Le(100_000)] = 1000
+    """Instructions kept aside to choose the best policy by, and as many again to measure it on."""
     scenario_seed: Annotated[int, Ge(0)] = 0
     """Which instructions these are."""
     skill_seed: Annotated[int, Ge(0)] = 0
     """How the workers' hidden skills fall out."""
-    limits: Limits = field(default_factory=lambda: Limits(max_nodes=10, max_corrections=3))
-    """What no plan and no execution may exceed."""
+    expert_noise: Annotated[float, Ge(0), Le(1)] = 0.02
+    """Chance that experts leave a subtask out, mistake it, forget what it needs, or give it to anybody; each."""
+    shift: Literal["none", "degraded", "new_tool", "phrasings"] = "none"
+    """What differs from training: a strong worker degrades, a new tool appears, or wording was never seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewards:
+    """What a workflow pays."""
+
     alpha: Annotated[float, Ge(0)] = 10.0
     """Reward for a workflow whose every wanted subtask is done."""
     beta: Annotated[float, Ge(0)] = 0.1
@@ -81,11 +92,21 @@ class WorkflowConfig:
     shaped_reward: Annotated[float, Ge(0)] = 0.1
     """Reward per wanted subtask done."""
     potential: Annotated[float, Ge(0)] = 0.0
-    """Weight of the potential-based shaping; the best policy is the same with and without it."""
+    """Weight of the potential-based shaping; the best policy is the same with and without it. 0 turns it off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowConfig(OfficeConfig, Rewards):
+    """The simulated problem whole."""
+
+    scenarios: Annotated[int, Ge(1), Le(1_000_000)] = 4096
+    """Distinct instructions that episodes are drawn from."""
+    held_out: Annotated[int, Ge(0), Le(100_000)] = 0
+    """Instructions beside them that are kept aside, twice."""
+    limits: Limits = field(default_factory=lambda: Limits(max_nodes=10, max_corrections=3))
+    """What no plan and no execution may exceed."""
     discount: Annotated[float, Gt(0), Le(1)] = 0.99
     """The learner's discount, which the shaping needs to cancel out."""
-    shift: Literal["none", "degraded", "new_tool", "phrasings"] = "none"
-    """What differs from training: a strong worker degrades, a new tool appears, or wording was never seen."""
 
 
 class Tables:
@@ -94,7 +115,8 @@ class Tables:
     def __init__(self, config: WorkflowConfig, scenarios: Scenarios | None, device: torch.device | str) -> None:
         wording: Literal["seen", "unseen"] = "unseen" if config.shift == "phrasings" else "seen"
         newly = config.shift == "new_tool"
-        given = scenarios or generate(config.scenario_seed, config.scenarios, wording, newcomers=newly)
+        count = config.scenarios + 2 * config.held_out
+        given = scenarios or generate(config.scenario_seed, count, wording, newcomers=newly)
         self.scenarios, catalogue = given, given.catalogue
         self.rules = Rules(catalogue, config.limits, device=device)
         S, K = given.types.shape
@@ -157,8 +179,8 @@ def draw_skills(capable: Tensor, advertised: Tensor, known: Tensor, *, seed: int
 class WorkflowWorld:
     """A World. Actions are `correction` (n,), `type` (n,) with T for stop, `links` (n, N) bool and `worker` (n,).
 
-    Observations are drafts (see `Rules`), `instruction` (n,), the row of the scenario, and `tried` (n, W) bool: whom
-    the node that failed last has proved to be beyond in this episode. Episodes end by themselves: none is truncated.
+    Observations are drafts (see `Rules`) and `instruction` (n,), the row of the scenario. Episodes end by themselves:
+    none is truncated.
     """
 
     def __init__(
@@ -168,10 +190,13 @@ class WorkflowWorld:
         n: int,
         device: torch.device | str = "cpu",
         scenarios: Scenarios | None = None,
+        rows: range | None = None,
     ) -> None:
+        """Episodes are drawn from the scenarios in these `rows`, or from all."""
         self.config, self.n, self.device = config, n, torch.device(device)
         self.tables = Tables(config, scenarios, device)
         self.rules, self.scenarios = self.tables.rules, self.tables.scenarios
+        self.rows = range(len(self.scenarios)) if rows is None else rows
         self.generator = torch.Generator(self.device)
         self.state: State = {}
         self._fresh = self.rules.begin(1) | {"offered": self.tables.offered[None]}
@@ -190,7 +215,6 @@ class WorkflowWorld:
             "load": zeros[:, None].expand(n, W),
             "beyond": torch.zeros((n, K * W), dtype=torch.bool, device=self.device),
             "done": torch.zeros((n, K), dtype=torch.bool, device=self.device),
-            "tried": torch.zeros((n, W), dtype=torch.bool, device=self.device),
             **dict.fromkeys(("cost_usd", "latency_ms", "return"), zeros),
         }
         everyone = torch.ones(n, dtype=torch.bool, device=self.device)
@@ -198,7 +222,7 @@ class WorkflowWorld:
         return self.observe()
 
     def observe(self) -> Obs:
-        return {name: self.state[name] for name in (*self._fresh, "instruction", "tried")}
+        return {name: self.state[name] for name in (*self._fresh, "instruction")}
 
     def step(self, action: Action) -> Transition:
         return self.apply(action, self._uniform)
@@ -222,7 +246,7 @@ class WorkflowWorld:
         s["return"] = old["return"] + reward
         if config.potential:
             after = torch.where(over, 0.0, self.potential(s))
-            reward = reward + config.potential * (config.discount * after - self.potential(old))
+            reward = reward + config.discount * after - self.potential(old)
         self.state = s
         ending = not self._may_ask or bool(over.any())
         final_obs = self.observe() if ending else None
@@ -238,11 +262,21 @@ class WorkflowWorld:
         )
 
     def potential(self, state: State) -> Tensor:
-        """(n,) share of the best plan that stands in the draft, done or to be done, with what it needs linked."""
-        slot = self._slot(state)
-        stands = (state["types"] >= 0) & (state["status"] <= Status.DONE) & self._inputs(state, slot)[0]
-        there = self._tick(torch.zeros_like(state["done"]), slot, stands)
-        return there.sum(1) / self.tables.length[state["instruction"]]
+        """(n,) how promising a state looks: what of the best plan stands in the draft, less what the draft will cost.
+
+        What stands is done, or to be done with what it needs linked to it; it counts less for each input it does not
+        need, as that distracts its worker. What is planned is charged as it is planned and given back as it is paid:
+        who chooses a costly worker learns it at once.
+        """
+        s, slot, K = state, self._slot(state), self.tables.gold.shape[1]
+        supplied, needless = self._inputs(s, slot)
+        stands = (s["types"] >= 0) & (s["status"] <= Status.DONE) & supplied & (slot >= 0)
+        worth = torch.zeros((len(slot), K + 1), device=self.device)
+        worth = worth.scatter_reduce(1, torch.where(stands, slot, K), NEEDLESS**needless, "amax")[:, :K]
+        share = worth.sum(1) / self.tables.length[s["instruction"]]
+        unpaid = (s["cost"] * (s["status"] == Status.PLANNED)).sum(1)
+        ahead = (s["finish"].amax(1) - s["latency_ms"]).clamp(min=0)
+        return self.config.potential * share - charge(self.config, unpaid, ahead).float()
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.state.items()} | {"generator": self.generator.get_state()}
@@ -312,12 +346,12 @@ class WorkflowWorld:
 
     def _restart(self, s: State, over: Tensor, u: Tensor) -> State:
         """New episodes where `over` (n,): another instruction, other loads, another worker down, the same workers."""
-        S, W = len(self.scenarios), self.rules.workers
+        S, W = len(self.rows), self.rules.workers
         load = u[:, 2:] ** 2
         down = (u[:, 1] * W / DOWN).long()  # (n,) W or more is nobody
-        counts = ("beyond", "done", "tried", "return", "cost_usd", "latency_ms")
+        counts = ("beyond", "done", "return", "cost_usd", "latency_ms")
         new = dict(self._fresh) | {name: torch.zeros_like(s[name][:1]) for name in counts}
-        new["instruction"] = (u[:, 0] * S).long().clamp(max=S - 1)
+        new["instruction"] = self.rows.start + (u[:, 0] * S).long().clamp(max=S - 1)
         new["load"], new["latency"] = load, self._fresh["latency"] * (1 + SLOWER * load)
         up = (torch.arange(W, device=self.device) != down[:, None]) | (self.tables.exists.sum() == 1)
         new["available"] = self._fresh["available"] & up & self.tables.exists

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from torch import Generator
 
 from etude.contracts.errors import CatalogueError
+from etude.problems.base import Obs
 from etude.problems.workflow.catalogue import Catalogue
-from etude.problems.workflow.decode import ask, plan_by_beam, plan_greedily
+from etude.problems.workflow.decode import _extend, ask, plan_by_beam, plan_greedily, take
 from etude.problems.workflow.encode import Known, make_library, surround
 from etude.problems.workflow.memory import remember
 from etude.problems.workflow.metrics import score_plans
-from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.network import PlannerConfig, PlanPolicy, Thread
 from etude.problems.workflow.plan import Limits, Plan
 from etude.text.ngrams import NGramEncoder
 from tests.language import CATALOGUE, WORDS, examples
@@ -34,9 +36,9 @@ TEXTS = [
 HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e38)
 
 
-def make_policy(catalogue: Catalogue, limits: Limits, seed: int, *, scale: float = 0.4) -> PlanPolicy:
+def make_policy(catalogue: Catalogue, limits: Limits, seed: int, *, scale: float = 0.4, layers: int = 1) -> PlanPolicy:
     torch.manual_seed(seed)
-    config = PlannerConfig(width=16, layers=1, heads=2)
+    config = PlannerConfig(width=16, layers=layers, heads=2)
     policy = PlanPolicy(config, text_width=16, known_types=6, known_workers=2, nodes=limits.max_nodes)
     with torch.no_grad():
         for value in policy.parameters():
@@ -131,6 +133,39 @@ def test_a_weight_gone_wrong_never_makes_an_unavailable_task_type_part_of_a_plan
         assert set(kinds(plan_by_beam(policy, one, text))) <= {"fetch", "translate"}
 
 
+@torch.no_grad()
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, len(TEXTS) - 1), st.sampled_from([1, 3, 20]))
+def test_a_beam_follows_its_drafts_as_if_each_were_read_from_the_start(seed: int, row: int, width: int) -> None:
+    policy = make_policy(CATALOGUE, FREE, seed, layers=2)
+    d = take(ask(policy, policy.around, policy.around.library), torch.tensor([row]))
+    total, thread, steps = torch.zeros(1), policy.follow(d, policy.read(d["instruction"])), 0
+    while len(total):
+        d, total, stopped, thread = _extend(policy, d, total, thread, width)
+        going = torch.tensor([i for i in range(len(total)) if i not in stopped.tolist()], dtype=torch.long)
+        d, total, thread = take(d, going), total[going], thread.take(going)
+        if len(going):
+            steps += 1
+            assert d["length"].tolist() == [steps] * len(going)
+            same_thread(policy, d, thread, policy.follow(d, policy.read(d["instruction"])))
+    assert steps
+
+
+def same_thread(policy: PlanPolicy, d: Obs, grown: Thread, scratch: Thread) -> None:
+    close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+    assert grown.there.all()
+    close(grown.h, scratch.h)
+    close(grown.nodes, scratch.nodes)
+    for ours, theirs in zip(grown.layers, scratch.layers, strict=True):
+        close(ours[0], theirs[0])
+        close(ours[1], theirs[1])
+    close(policy.type_scores(d, grown), policy.type_scores(d, scratch))
+    task_type = torch.arange(len(d["length"])) % policy.rules.types
+    (one, _), (two, _) = policy.add(d, grown, task_type), policy.add(d, scratch, task_type)
+    close(policy.link_scores(d, grown, one, task_type), policy.link_scores(d, scratch, two, task_type))
+    close(policy.worker_scores(d, grown, one, task_type), policy.worker_scores(d, scratch, two, task_type))
+
+
 SMALL = CATALOGUE.withdrawn("summarise", "count", "draw")
 
 
@@ -150,13 +185,13 @@ def everything(policy: PlanPolicy, row: int) -> list[tuple[float, Plan]]:
 
 def forced(policy: PlanPolicy, d: dict[str, torch.Tensor], kind: int) -> dict[str, torch.Tensor]:
     """The greedy decision, were this the type."""
-    reading = policy.read(d["instruction"])
-    h, nodes = policy.follow(d, reading)
+    thread = policy.follow(d, policy.read(d["instruction"]))
     task_type = torch.tensor([kind])
-    links = (policy.link_scores(d, h, nodes, reading, task_type) > 0) & policy.rules.dependencies(d, task_type)
+    token, _ = policy.add(d, thread, task_type)
+    links = (policy.link_scores(d, thread, token, task_type) > 0) & policy.rules.dependencies(d, task_type)
     correction = policy.choose(d, greedy=True)["correction"]
     able = policy.rules.workers_for(d, correction, task_type, links)
-    worker = policy.worker_scores(d, h, reading, task_type).masked_fill(~able, -math.inf).argmax(1)
+    worker = policy.worker_scores(d, thread, token, task_type).masked_fill(~able, -math.inf).argmax(1)
     return {"correction": correction, "type": task_type, "links": links, "worker": worker}
 
 

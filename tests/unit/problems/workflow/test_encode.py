@@ -64,9 +64,13 @@ def test_pairs_links_and_rows_follow_the_names(types: Sequence[str]) -> None:
     found = around(types)
     here = {*types, "start", "stop"}
     assert named(found.pairs, types) == [tuple(name if name in here else "gone" for name in p) for p in PAIRS]
-    assert named(found.links, types) == [tuple(name if name in here else "gone" for name in p) for p in LINKS]
-    assert found.type_row.tolist() == [KNOWN.task_types.index(t) if t in KNOWN.task_types else -1 for t in types]
     votes = torch.arange(float(2 * MEMORY.columns)).view(2, -1)
+    for a, first in enumerate(types):
+        for b, second in enumerate(types):
+            code, link = torch.full((2, 1), a * len(types) + b), (first, second)
+            own = votes[:, MEMORY.columns - len(LINKS) + LINKS.index(link)] if link in LINKS else torch.zeros(2)
+            assert torch.equal(found.votes_for(code, votes)[:, 0], own)
+    assert found.type_row.tolist() == [KNOWN.task_types.index(t) if t in KNOWN.task_types else -1 for t in types]
     columns = type_columns(found, votes)
     for i, name in enumerate(types):
         own = votes[:, KNOWN.task_types.index(name)] if name in KNOWN.task_types else torch.zeros(2)
@@ -93,11 +97,14 @@ def test_a_library_has_a_row_for_each_text_padded_and_masked() -> None:
     texts = ["", "one two three", "one"]
     votes = torch.rand(3, 5)
     library = make_library(ENCODER, texts, votes)
-    assert library.tokens.shape == (3, 3, 16)
-    assert library.tokens.dtype == torch.float16
+    assert library.tokens.shape == (3, 3)
+    assert library.vectors is not None
+    assert library.vectors.shape == (4, 16)  # nothing, one, two, three
+    assert library.vectors.dtype == torch.float16
     assert library.mask.tolist() == [[True, False, False], [True, True, True], [True, False, False]]
     for row, tokens in enumerate(ENCODER.tokens(texts)):
-        np.testing.assert_array_equal(library.tokens[row, : len(tokens)], tokens.astype(np.float16))
+        read = library.vectors[library.tokens[row, : len(tokens)]]
+        np.testing.assert_array_equal(read, tokens.astype(np.float16))
     assert not library.tokens[~library.mask].any()
     assert library.votes is votes
 
@@ -106,7 +113,9 @@ def test_of_a_long_text_the_beginning_is_read() -> None:
     long = " ".join(f"w{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(MAX_TOKENS + 70))
     library = make_library(ENCODER, ["short", long], torch.zeros(2, 1))
     assert library.mask.sum(1).tolist() == [1, MAX_TOKENS]
-    np.testing.assert_array_equal(library.tokens[1], ENCODER.tokens([long])[0][:MAX_TOKENS].astype(np.float16))
+    assert library.vectors is not None
+    read = library.vectors[library.tokens[1]]
+    np.testing.assert_array_equal(read, ENCODER.tokens([long])[0][:MAX_TOKENS].astype(np.float16))
 
 
 def test_where_vectors_are_learned_a_library_has_token_ids() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from etude.contracts.errors import DataError
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.examples import Example, Targets, augment, read_examples, readable
+from etude.problems.workflow.examples import Example, Targets, augment, read_examples, readable, to_examples
 from tests.language import chain
 
 CATALOGUE = Catalogue(
@@ -53,6 +53,12 @@ def test_the_document_s_format(tmp_path: Path) -> None:
     assert first.targets == Targets(task_types=(0, 2), dependencies=((), (0,)), model_selections=(1, 0))
     assert first.rewards == {"success": 1.0, "latency_ms": 120.0}
     assert second == Example(instruction="Send it", targets=Targets(task_types=(2,), dependencies=((),)))
+
+
+def test_records_of_another_source_are_checked_alike(tmp_path: Path) -> None:
+    assert to_examples([GOOD], CATALOGUE, max_nodes=4, source="experts") == read(write(tmp_path, [GOOD]))
+    with pytest.raises(DataError, match=r"^experts, record 1: task type 3 does not exist"):
+        to_examples([GOOD, with_targets(task_types=[0, 3])], CATALOGUE, max_nodes=4, source="experts")
 
 
 BAD: dict[str, tuple[Any, str]] = {

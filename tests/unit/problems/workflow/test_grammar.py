@@ -140,6 +140,7 @@ def test_a_draft_begins_empty_over_the_catalogue_as_it_is() -> None:
         "clock": 0.0,
         "failed": -1,
         "error": 0,
+        "tried": [False] * 3,
         "corrections": 0,
         "replans": 0,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -135,7 +136,9 @@ def test_a_lesson_teaches_some_and_examines_on_others() -> None:
     # The library's rows are about these texts: an exam's row reads its instruction.
     tokens = READER.encoder.tokens([plan.instruction for plan in lesson.wanted])
     for row, own in zip((12, 13), tokens, strict=True):
-        torch.testing.assert_close(library.tokens[row, : len(own)], torch.from_numpy(own).half())
+        assert library.vectors is not None
+        assert library.mask[row].sum() == len(own)
+        assert torch.equal(library.vectors[library.tokens[row, : len(own)]], torch.from_numpy(own).half())
 
 
 def test_what_is_kept_aside_is_not_in_the_memory_and_what_is_taught_does_not_vote_for_itself() -> None:
@@ -148,6 +151,27 @@ def test_what_is_kept_aside_is_not_in_the_memory_and_what_is_taught_does_not_vot
     torch.testing.assert_close(found[10:], fitted[10:])
     own = [COURSE.examples[i].targets.task_types[0] for i in learn]
     assert (found[range(10), own] < fitted[range(10), own]).all()
+
+
+def test_a_memory_holds_so_many_and_votes_for_the_rest_as_for_new_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn, aside = list(range(10)), list(range(10, 14))
+    whole = make(COURSE, learn, aside, augmentations=5)
+    monkeypatch.setattr("etude.problems.workflow.lesson.REMEMBERED", 6)
+    capped = make(COURSE, learn, aside, augmentations=5)
+    order = random.Random(0).sample(learn, 10)  # whichever set comes first, each is remembered
+    assert order != learn
+    small = make(COURSE, order[:6], aside)
+    assert (whole.memory.grams.shape[0], capped.memory.grams.shape[0]) == (10, 6)
+    texts = [COURSE.examples[i].instruction for i in order]
+    votes = capped.surroundings.library.votes
+    # Those it holds vote for each other, not for themselves; the rest is asked like anything new.
+    assert torch.equal(votes[:6], small.surroundings.library.votes[:6])
+    torch.testing.assert_close(votes[6:10], small.memory.votes(READER.encoder, texts[6:]))
+    torch.testing.assert_close(votes[15:], small.surroundings.library.votes[6:])
+    assert len(votes) == 10 + 5 + 4
+    # All are taught nevertheless.
+    for name in ("types", "links", "length"):
+        assert torch.equal(capped.drafts[name][:10], whole.drafts[name][:10][order])
 
 
 def test_every_example_offers_the_task_types_of_its_own_set() -> None:

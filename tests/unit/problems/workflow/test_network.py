@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
+from etude.learning.imitation import trimmed
 from etude.problems.base import Action, Obs
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.encode import Known, make_library, surround, to_drafts
@@ -76,12 +77,12 @@ def grown(policy: PlanPolicy, drafts: Obs, count: int) -> Obs:
 
 def scores(policy: PlanPolicy, d: Obs, task_type: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of one decision: types, links and workers once this type is chosen."""
-    reading = policy.read(d["instruction"])
-    h, nodes = policy.follow(d, reading)
+    thread = policy.follow(d, policy.read(d["instruction"]))
+    token, _ = policy.add(d, thread, task_type)
     return (
-        policy.type_scores(d, h, reading),
-        policy.link_scores(d, h, nodes, reading, task_type),
-        policy.worker_scores(d, h, reading, task_type),
+        policy.type_scores(d, thread),
+        policy.link_scores(d, thread, token, task_type),
+        policy.worker_scores(d, thread, token, task_type),
     )
 
 
@@ -141,24 +142,69 @@ def test_later_nodes_and_where_a_plan_ends_never_influence_an_earlier_step(one: 
     close(first.workers[:, :t][both], second.workers[:, :t][both])
 
 
+@settings(max_examples=10, deadline=None)
+@given(drafts())
+def test_without_the_nodes_that_no_plan_has_the_same_is_taught(whole: Obs) -> None:
+    few, all_ = POLICY.teach(trimmed(whole)), POLICY.teach(whole)
+    N = int(whole["length"].max())
+    assert few.types.shape[1] == N + 1
+    close(few.types, all_.types[:, : N + 1])
+    close(few.links, all_.links[:, :N, :N])
+    close(few.workers, all_.workers[:, :N])
+
+
 def test_a_step_does_see_what_came_before_it() -> None:
     """The laws above would hold of a network that sees nothing."""
     one = to_drafts(POLICY.rules, [Example(instruction="", targets=DIAMOND)], [0])
     taught = POLICY.teach(one)
-    for name, value in (("types", 4), ("workers", 1), ("instruction", 2)):
+    for name, value in (("types", 4), ("instruction", 2)):
         changed = one[name].clone()
         changed.view(-1)[0] = value
         other = POLICY.teach(one | {name: changed})
-        assert (other.types[0, 1] - taught.types[0, 1]).abs().max() > 1e-3, name
-        assert (other.types[0, 3] - taught.types[0, 3]).abs().max() > 1e-3, name
+        for t in (1, 3):
+            assert (other.types[0, t] - taught.types[0, t]).abs().max() > 1e-3, name
+            assert (other.workers[0, t] - taught.workers[0, t]).abs().max() > 1e-3, name
         assert (other.links[0, 3, 0] - taught.links[0, 3, 0]).abs() > 1e-3, name
+
+
+def test_links_and_worker_are_decided_by_the_node_that_is_added() -> None:
+    """What the last token is compared with alone does not tell: the new node's own token has read the instruction."""
+    d = grown(POLICY, to_drafts(POLICY.rules, [Example(instruction="", targets=DIAMOND)], [0]), 2)
+    found = [scores(POLICY, d, torch.tensor([kind])) for kind in range(6)]
+    for one, other in pairwise(found):
+        close(other[0], one[0])
+        assert (other[1] - one[1])[0, :2].abs().max() > 1e-3
+        assert (other[2] - one[2]).abs().max() > 1e-3
+
+
+def test_who_was_given_a_node_moves_the_value_at_once_and_no_score() -> None:
+    d = grown(POLICY, to_drafts(POLICY.rules, [Example(instruction="", targets=DIAMOND)], [0]), 2)
+    other = d | {"workers": torch.where(d["types"] == 0, 1, d["workers"])}
+    assert (POLICY.value(other) - POLICY.value(d)).abs() > 1e-3
+    for changed, before in zip(
+        scores(POLICY, other, torch.tensor([3])), scores(POLICY, d, torch.tensor([3])), strict=True
+    ):
+        close(changed, before)
+    # What is done is paid: only what is to come has a price.
+    done = {"status": torch.where(d["types"] >= 0, Status.DONE, d["status"])}
+    close(POLICY.value(other | done), POLICY.value(d | done))
+
+
+def test_who_failed_is_seen_by_every_score() -> None:
+    d = failed_drafts(POLICY)
+    other = d | {"workers": 1 - d["workers"].clamp(min=0)}
+    fails = d["failed"] >= 0
+    kind = torch.full_like(d["length"], POLICY.rules.types)  # no node is added: the failed one is given to somebody
+    for changed, before in zip(scores(POLICY, other, kind)[::2], scores(POLICY, d, kind)[::2], strict=True):
+        assert ((changed - before)[fails].abs().amax(1) > 1e-3).all()
+        close(changed[~fails], before[~fails])
 
 
 # A decision
 
 
 def failed_drafts(policy: PlanPolicy) -> Obs:
-    """Two nodes each, the first failed in one of them."""
+    """Two nodes each, one of which failed in all but the first draft."""
     d = grown(policy, to_drafts(policy.rules, [Example(instruction="", targets=DIAMOND)] * 4, [0, 1, 2, 0]), 2)
     d["failed"] = torch.tensor([-1, 0, 1, 0])
     d["error"] = torch.tensor([0, 1, 2, 7])
@@ -219,7 +265,24 @@ def test_probabilities_of_all_legal_decisions_sum_to_one_and_give_the_entropy(fa
     )
     p = found.log_prob.double().exp()
     assert p.sum() == pytest.approx(1, abs=1e-5)
-    assert (p * found.entropy).sum() == pytest.approx(-float((p * found.log_prob).sum()), rel=1e-4)
+    # The entropy of the choices alone: what the links add, given the type, is left out.
+    whole = -float((p * found.log_prob).sum())
+    with_links = joint_entropy(p, [(*key, *a["links"][0].tolist()) for key, a in zip(keys(legal), legal, strict=True)])
+    links = with_links - joint_entropy(p, keys(legal))
+    assert links > 0.1 or failed >= 0
+    assert (p * found.entropy).sum() == pytest.approx(whole - links, rel=1e-4)
+
+
+def keys(actions: list[dict[str, Tensor]]) -> list[tuple[int, ...]]:
+    return [(int(a["correction"]), int(a["type"])) for a in actions]
+
+
+def joint_entropy(p: Tensor, names: Sequence[tuple[int, ...]]) -> float:
+    """Of what is named, each name with all its probability."""
+    total: dict[tuple[int, ...], float] = {}
+    for name, share in zip(names, p.tolist(), strict=True):
+        total[name] = total.get(name, 0.0) + share
+    return -sum(share * math.log(share) for share in total.values())
 
 
 def two_nodes() -> Targets:
@@ -358,6 +421,11 @@ def test_a_worker_never_seen_is_known_by_its_description_and_live_numbers() -> N
     ):
         close(other[:, :2], plain[:, :2])
         assert (other[:, 2] - plain[:, 2]).abs().min() > 1e-4
+    d = begin(POLICY, [0, 1, 2])
+    tried = d | {"tried": torch.tensor([False, True]).expand(3, -1)}
+    before, after = (scores(POLICY, x, torch.zeros_like(d["length"]))[2] for x in (d, tried))
+    close(after[:, 0], before[:, 0])
+    assert (after[:, 1] - before[:, 1]).abs().min() > 1e-4
 
 
 def test_votes_of_similar_past_queries_speak_for_types_and_links() -> None:
@@ -371,7 +439,7 @@ def test_votes_of_similar_past_queries_speak_for_types_and_links() -> None:
     votes = policy.around.library.votes
     pair = policy.around.pairs.tolist().index([0, 1])  # translate after fetch
     votes[:, 6 + pair] += 1
-    link = policy.around.links.tolist().index([0, 1])
+    link = MEMORY.links.tolist().index([0, 1])
     votes[:, 6 + len(policy.around.pairs) + link] += 1
     after = policy.teach(whole)
     change = (after.types - before.types)[0]
@@ -390,12 +458,24 @@ def test_votes_of_similar_past_queries_speak_for_types_and_links() -> None:
 
 def test_the_company_of_longer_instructions_and_plans_changes_no_score() -> None:
     whole = by_name(POLICY, ["fetch", "draw", "mail", "count"])
-    together = type_scores(POLICY, whole)
+    whole["length"] = torch.tensor([4, 2, 3])  # as they grow, shorter ones stand beside longer ones
+    d = grown(POLICY, whole, 4)
+    assert d["length"].tolist() == [4, 2, 3]
+    kind = torch.tensor([0, 1, 2])
+    together, taught, values = scores(POLICY, d, kind), POLICY.teach(whole), POLICY.value(d)
     for row, text in enumerate(TEXTS):
         alone = make_policy(texts=[text])
-        own = {name: value[row : row + 1] for name, value in whole.items()} | {"instruction": torch.tensor([0])}
-        close(type_scores(alone, own), together[row : row + 1])
-        close(alone.teach(own).links, POLICY.teach(whole).links[row : row + 1])
+        own, mine = (only(x, row) | {"instruction": torch.tensor([0])} for x in (d, whole))
+        for found, expected in zip(scores(alone, own, kind[row : row + 1]), together, strict=True):
+            there = slice(None) if found.shape[1] != LIMITS.max_nodes else slice(int(own["length"]))  # earlier nodes
+            close(found[:, there], expected[row : row + 1, there])
+        close(alone.value(own), values[row : row + 1])
+        close(alone.teach(mine).links, taught.links[row : row + 1])
+        close(alone.teach(mine).workers, taught.workers[row : row + 1])
+
+
+def only(obs: Obs, row: int) -> Obs:
+    return {name: value[row : row + 1] for name, value in obs.items()}
 
 
 def test_imitating_hides_words_but_never_all_of_them() -> None:

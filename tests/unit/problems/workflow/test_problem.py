@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 import pytest
 import torch
 from torch import Generator
 
+from etude.bootstrap import read_office
 from etude.contracts.errors import CheckpointError, ConfigError
 from etude.learning.evaluate import evaluate, greedy
 from etude.problems.workflow.examples import Example
@@ -16,9 +18,11 @@ from etude.problems.workflow.experts import expert_examples
 from etude.problems.workflow.lesson import Reader
 from etude.problems.workflow.memory import remember
 from etude.problems.workflow.network import PlannerConfig
-from etude.problems.workflow.problem import Beginning, WorkflowProblem, names, no_memory
+from etude.problems.workflow.problem import Beginning, WorkflowProblem, names, no_memory, without_newcomers
+from etude.problems.workflow.scenarios import generate
 from etude.problems.workflow.world import WorkflowConfig
 from etude.text.ngrams import NGramEncoder
+from tests.office import second_phase
 
 torch.set_num_threads(1)
 ENCODER = NGramEncoder(32)
@@ -27,6 +31,13 @@ PROBLEM = WorkflowProblem(
     config=WorkflowConfig(scenarios=40),
     planner=PlannerConfig(width=16, heads=2, layers=1),
 )
+
+
+PARTS = ("learn", "choose", "measure")
+
+
+def parts(problem: WorkflowProblem) -> list[WorkflowProblem]:
+    return [replace(problem, part=part) for part in PARTS]
 
 
 def begun(problem: WorkflowProblem) -> WorkflowProblem:
@@ -52,6 +63,34 @@ def test_a_planner_decides_legally_about_its_scenarios(with_memory: bool) -> Non
         assert rules.task_types(obs, action["correction"]).gather(1, action["type"][:, None]).all()
         assert decision.value.shape == decision.log_prob.shape == (16,)
         obs = world.step(action).obs
+
+
+@pytest.mark.parametrize("shift", ["none", "new_tool"])
+def test_every_plan_of_a_policy_that_learned_from_outcomes_is_valid(
+    shift: Literal["none", "new_tool"], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of one half learned, drawn at random: while it plans, and after failures and corrections."""
+    learned, policies = read_office(second_phase(tmp_path_factory))
+    problem = replace(learned, config=replace(learned.config, shift=shift))
+    policy, world = policies["policy"].within(problem.surroundings), problem.world(64, device="cpu")
+    scenarios, limits = problem.scenarios, problem.config.limits
+    offered = scenarios.catalogue if shift == "new_tool" else without_newcomers(scenarios)
+    obs, generator, checked, corrected = world.reset(0), Generator().manual_seed(0), 0, 0
+    used: set[str] = set()
+    for _ in range(40):
+        begun = obs["length"] > 0
+        drafts = {name: value[begun] for name, value in obs.items()}
+        texts = [scenarios.instructions[row] for row in drafts["instruction"].tolist()]
+        for plan in world.rules.plans(drafts, texts):
+            plan.check(offered, limits)
+            used |= {node.task_type for node in plan.nodes}
+        given = drafts["workers"].clamp(min=0)
+        assert (drafts["available"].gather(1, given) | (drafts["workers"] < 0)).all()
+        checked, corrected = checked + len(texts), corrected + int((drafts["corrections"] > 0).sum())
+        obs = world.step(policy.choose(obs, generator=generator)).obs
+    assert checked > 1000
+    assert corrected > 100
+    assert ("transcribe_audio" in used) == (shift == "new_tool")
 
 
 def test_what_ppo_evaluates_is_what_was_decided() -> None:
@@ -93,6 +132,66 @@ def test_newcomers_are_known_by_their_description_alone() -> None:
     unknown = [t.name for t, row in zip(catalogue.task_types, around.type_row.tolist(), strict=True) if row < 0]
     unknown += [w.name for w, row in zip(catalogue.workers, around.worker_row.tolist(), strict=True) if row < 0]
     assert tuple(unknown) == PROBLEM.scenarios.newcomers
+
+
+def test_the_catalogue_before_anything_new_has_come() -> None:
+    scenarios = PROBLEM.scenarios
+    before, after = without_newcomers(scenarios), scenarios.catalogue
+    gone = {entry.name for entry in (*after.task_types, *after.workers)}
+    gone -= {entry.name for entry in (*before.task_types, *before.workers)}
+    assert gone == set(scenarios.newcomers)
+    assert before.task_types == tuple(t for t in after.task_types if t in before.task_types)
+    assert names(scenarios).task_types == tuple(t.name for t in before.task_types)
+    assert names(scenarios).workers == tuple(w.name for w in before.workers)
+
+
+@pytest.mark.parametrize("held_out", [1, 6, 20])
+def test_parts_share_no_instruction_and_are_all_together(held_out: int) -> None:
+    problem = replace(PROBLEM, config=WorkflowConfig(scenarios=30, held_out=held_out))
+    rows = [part.rows for part in parts(problem)]
+    assert [len(some) for some in rows] == [30, held_out, held_out]
+    assert [row for some in rows for row in some] == list(range(len(problem.scenarios)))
+    texts = [{problem.scenarios.instructions[row] for row in some} for some in rows]
+    assert len(set.union(*texts)) == sum(map(len, texts)) == 30 + 2 * held_out
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_world_draws_instructions_of_its_part_alone_and_all_of_them(part: str) -> None:
+    config = WorkflowConfig(scenarios=12, held_out=7)
+    problem = replace(PROBLEM, config=config, part=part)  # type: ignore[arg-type]
+    world, random = problem.world(64, device="cpu"), problem.baselines()["random"]
+    obs, generator, seen = world.reset(0), Generator().manual_seed(0), set()
+    for _ in range(30):
+        seen |= set(obs["instruction"].tolist())
+        obs = world.step(random(obs, generator)).obs
+    assert seen == set(problem.rows)
+
+
+def test_without_held_out_ones_every_part_is_everything() -> None:
+    assert [part.rows for part in parts(PROBLEM)] == [range(40)] * 3
+
+
+def test_a_larger_office_has_the_same_instructions_first() -> None:
+    few, many = (replace(PROBLEM, config=WorkflowConfig(scenarios=n, held_out=5)).scenarios for n in (20, 40))
+    assert many.instructions[:30] == few.instructions
+
+
+@pytest.mark.parametrize("held_out", [20, 21, 1000])
+def test_too_many_held_out_are_refused(held_out: int) -> None:
+    problem = replace(PROBLEM, given=generate(0, 40), config=WorkflowConfig(held_out=held_out))
+    for part in parts(problem):
+        with pytest.raises(ConfigError, match=f"office.held_out is {held_out}, of 40 scenarios"):
+            part.world(2, device="cpu")
+    assert replace(problem, config=WorkflowConfig(held_out=19)).rows == range(2)
+
+
+def test_given_scenarios_are_played() -> None:
+    given = generate(9, 12)
+    problem = replace(PROBLEM, given=given, config=WorkflowConfig(held_out=3))
+    assert problem.scenarios is given
+    assert [part.rows for part in parts(problem)] == [range(6), range(6, 9), range(9, 12)]
+    assert problem.surroundings.library.mask.shape[0] == 12
+    assert evaluate(problem, problem.baselines()["oracle"], episodes=32).metrics["success"] > 0.8
 
 
 def test_an_empty_memory_votes_for_nothing() -> None:

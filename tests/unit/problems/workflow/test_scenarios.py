@@ -44,6 +44,16 @@ def test_thousands_of_distinct_instructions_with_valid_plans() -> None:
         Plan(instruction=made.instructions[s], nodes=nodes).check(made.catalogue, Limits())
 
 
+def test_the_best_plan_of_a_row_is_that_of_its_instruction() -> None:
+    made = generate(3, 200)
+    for s in range(0, 200, 9):
+        plan = made.plan(s)
+        assert plan.instruction == made.instructions[s]
+        nodes = [(node.task_type, [plan.nodes[j].task_type for j in node.dependencies]) for node in plan.nodes]
+        assert nodes == plan_of(made, s)
+        assert {node.worker for node in plan.nodes} == {None}
+
+
 def test_a_seed_gives_the_same_instructions_and_another_seed_others() -> None:
     generate.cache_clear()
     first = generate(1, 200)

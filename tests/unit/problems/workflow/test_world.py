@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -425,7 +426,7 @@ def same(a: Transition, b: Transition) -> bool:
 
 
 def test_a_seed_gives_the_same_episodes_and_a_saved_state_goes_on_exactly() -> None:
-    config = WorkflowConfig(scenarios=50)
+    config = WorkflowConfig(scenarios=50, held_out=0)
     one, two = WorkflowWorld(config, n=16), WorkflowWorld(config, n=16)
     for a, b in zip(*(wander(w, w.reset(5), steps=30, seed=1) for w in (one, two)), strict=True):
         assert same(a, b)
@@ -438,7 +439,7 @@ def test_a_seed_gives_the_same_episodes_and_a_saved_state_goes_on_exactly() -> N
 
 
 def test_a_device_that_is_not_asked_gives_the_same() -> None:
-    config = WorkflowConfig(scenarios=50)
+    config = WorkflowConfig(scenarios=50, held_out=0)
     asked, left_alone = WorkflowWorld(config, n=16), WorkflowWorld(config, n=16)
     left_alone._may_ask = False
     for a, b in zip(*(wander(w, w.reset(5), steps=40, seed=1) for w in (asked, left_alone)), strict=True):
@@ -448,7 +449,7 @@ def test_a_device_that_is_not_asked_gives_the_same() -> None:
 
 
 def test_what_was_observed_does_not_change_afterwards() -> None:
-    world = WorkflowWorld(WorkflowConfig(scenarios=50), n=16)
+    world = WorkflowWorld(WorkflowConfig(scenarios=50, held_out=0), n=16)
     obs = world.reset(0)
     copy = {name: value.clone() for name, value in obs.items()}
     wander(world, obs, steps=20, seed=0)
@@ -456,7 +457,7 @@ def test_what_was_observed_does_not_change_afterwards() -> None:
 
 
 def test_every_executed_draft_is_a_valid_plan_and_every_episode_ends() -> None:
-    config = WorkflowConfig(scenarios=100, limits=Limits(max_nodes=8, max_corrections=4))
+    config = WorkflowConfig(scenarios=100, held_out=0, limits=Limits(max_nodes=8, max_corrections=4))
     world = WorkflowWorld(config, n=64)
     obs, ends = world.reset(0), 0
     for step in wander(world, obs, steps=120, seed=0):
@@ -474,7 +475,7 @@ def test_every_executed_draft_is_a_valid_plan_and_every_episode_ends() -> None:
 
 
 def test_rewards_of_an_episode_add_up_to_its_return() -> None:
-    world = WorkflowWorld(WorkflowConfig(scenarios=100), n=32)
+    world = WorkflowWorld(WorkflowConfig(scenarios=100, held_out=0), n=32)
     total, config = torch.zeros(32), world.config
     for step in wander(world, world.reset(0), steps=60, seed=0):
         total = total + step.reward
@@ -505,11 +506,45 @@ def test_shaping_adds_up_to_minus_the_first_potential() -> None:
     assert seen > 200
 
 
-def test_the_potential_is_the_share_of_the_best_plan_that_stands() -> None:
-    world = made(scenarios(([A, B, C], [[], [0], [0, 1]])))
-    for node, share in ((act(A), 1 / 3), (act(B), 1 / 3), (act(C, 0, 1), 2 / 3)):
-        world.apply(node, luck(LUCKY))
-        assert world.potential(world.state).item() == pytest.approx(share)
+SHAPED = replace(CONFIG, potential=3.0, discount=0.9)
+
+
+def test_the_potential_is_what_stands_of_the_best_plan_less_what_is_to_be_paid() -> None:
+    world = made(scenarios(([A, B, C], [[], [0], [0, 1]])), SHAPED)
+    assert world.potential(world.state).item() == 0
+    planned = [
+        (act(A), 1 / 3, 1, 1),  # a share, then cents and seconds that are planned
+        (act(B, worker=1), 1 / 3, 6, 2),  # without what it needs; beside the first
+        (act(C, 0, 1), 2 / 3, 7, 3),
+    ]
+    for node, share, cents, seconds in planned:
+        world.apply(node, ALL_WELL)
+        assert world.potential(world.state).item() == pytest.approx(3 * share - 0.1 * cents - 0.01 * seconds)
+    world.apply(act(STOP), ALL_WELL)  # A is done, B fails: both are paid, and C, which needs B, is to come
+    assert world.state["failed"].item() == 1
+    assert world.potential(world.state).item() == pytest.approx(3 * 1 / 3 - 0.1 * 1 - 0.01 * 1)
+    world.apply(act(correction=Correction.REPLAN), ALL_WELL)  # nothing is planned any more
+    assert world.potential(world.state).item() == pytest.approx(3 * 1 / 3)
+
+
+def test_its_change_is_added_to_the_reward_as_it_is() -> None:
+    shaped, bare = (WorkflowWorld(config, n=64, scenarios=small_office()) for config in (SHAPED, CONFIG))
+    obs, seen = shaped.reset(3), 0
+    bare.reset(3)
+    generator, choose = torch.Generator().manual_seed(4), random_choice(shaped.rules)
+    for _ in range(60):
+        action, before = choose(obs, generator), shaped.potential(shaped.state)
+        with_, without = shaped.step(action), bare.step(action)
+        after = torch.where(with_.terminated, 0.0, shaped.potential(shaped.state))
+        torch.testing.assert_close(with_.reward - without.reward, 0.9 * after - before, atol=1e-4, rtol=0)
+        obs, seen = with_.obs, seen + int(with_.terminated.sum())
+    assert seen > 200
+
+
+def test_who_chooses_a_costly_worker_learns_it_at_once() -> None:
+    cheap, dear = (made(config=SHAPED).apply(act(A, worker=worker), ALL_WELL).reward.item() for worker in (0, 1))
+    assert cheap == pytest.approx(0.9 * (3 / 2 - 0.1 * 1 - 0.01 * 1))
+    assert dear == pytest.approx(0.9 * (3 / 2 - 0.1 * 5 - 0.01 * 2))
 
 
 def test_the_best_sequence_is_the_best_with_shaping_too() -> None:
@@ -544,7 +579,7 @@ def test_the_best_sequence_is_the_best_with_shaping_too() -> None:
 
 
 def office(shift: str) -> WorkflowWorld:
-    world = WorkflowWorld(WorkflowConfig(scenarios=300, shift=shift), n=256)  # type: ignore[arg-type]
+    world = WorkflowWorld(WorkflowConfig(scenarios=300, held_out=0, shift=shift), n=256)  # type: ignore[arg-type]
     world.reset(0)
     return world
 

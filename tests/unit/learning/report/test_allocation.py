@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from etude.learning.comparison import difference
 from etude.learning.evaluate import Score, interval
 from etude.learning.formats import percent, signed, whole
 from etude.learning.health import ADVICE, Symptom
-from etude.learning.report import write_report
+from etude.learning.report.allocation import write_allocation_report
+from etude.learning.report.page import write_page
 from etude.learning.runs import RunFolder
 from etude.problems.allocation.behaviour import Tendency
+from tests.unit.learning.report.pages import Page
 
 CONFIG = {
     "problem": "allocation",
@@ -28,55 +29,6 @@ CONFIG = {
     "ppo": {"lr": 0.002},
 }
 METRICS = ("completion_rate", "utilisation", "collaboration", "specialisation", "load_balance")
-VOID = {"meta", "input", "br", "path"}
-
-
-class Page(HTMLParser):
-    """The page as a flat list of elements; every one knows the ids and classes it stands in, and its own text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.source = path.read_text("utf-8")
-        self.open: list[dict[str, Any]] = []
-        self.elements: list[dict[str, Any]] = []
-        self.feed(self.source)
-        assert [e["tag"] for e in self.open] == [], "every element is closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = {"tag": tag, "attrs": dict(attrs), "text": "", "within": list(self.open)}
-        self.elements.append(element)
-        if tag not in VOID:
-            self.open.append(element)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop()["tag"] == tag
-
-    def handle_data(self, data: str) -> None:
-        for element in self.open:
-            element["text"] += data
-
-    def find(self, tag: str, *, kind: str | None = None, within: str | None = None) -> list[dict[str, Any]]:
-        return [
-            e
-            for e in self.elements
-            if e["tag"] == tag
-            and (kind is None or kind in str(e["attrs"].get("class")).split())
-            and (within is None or any(outer["attrs"].get("id") == within for outer in e["within"]))
-        ]
-
-    @property
-    def text(self) -> str:
-        return " ".join(e["text"] for e in self.elements if e["tag"] == "main")
-
-    def table(self) -> dict[str, list[str]]:
-        """The comparison: cells by the name of the row."""
-        rows: dict[str, list[str]] = {}
-        for cell in [e for e in self.elements if e["tag"] in ("td", "th")]:
-            row = next((o for o in reversed(cell["within"]) if o["tag"] == "tr"), None)
-            if any(o["attrs"].get("id") == "comparison" for o in cell["within"]) and row is not None:
-                rows.setdefault(row["text"], []).append(cell["text"])
-        return {cells[0]: cells[1:] for cells in rows.values()}
 
 
 def make_run(path: Path, rows: Sequence[Mapping[str, Any]] | None = None, *, finished: bool = True) -> RunFolder:
@@ -130,7 +82,7 @@ def scores() -> dict[str, Score]:
 
 
 def test_the_table_holds_the_scores(tmp_path: Path, scores: dict[str, Score]) -> None:
-    table = Page(write_report(make_run(tmp_path), comparison=scores)).table()
+    table = Page(write_allocation_report(make_run(tmp_path), comparison=scores)).table()
     assert list(table)[1:] == list(scores)
     for name, score in scores.items():
         shown = table[name]
@@ -142,7 +94,7 @@ def test_the_table_holds_the_scores(tmp_path: Path, scores: dict[str, Score]) ->
 
 @pytest.mark.parametrize("axis", ["step", "wall_s"])
 def test_the_curve_has_a_point_for_every_evaluation(tmp_path: Path, axis: str) -> None:
-    page = Page(write_report(make_run(tmp_path)))
+    page = Page(write_allocation_report(make_run(tmp_path)))
     tips = [tip["text"] for tip in page.find("div", kind="tip", within=f"curve-{axis}")]
     assert len(tips) == 8
     assert tips[0] == "700 ± 105,000 steps, 2.5 s"  # 1.998 · 40 / √64
@@ -154,7 +106,7 @@ def test_the_curve_has_a_point_for_every_evaluation(tmp_path: Path, axis: str) -
 
 
 def test_the_curve_shows_each_baseline_at_its_return(tmp_path: Path, scores: dict[str, Score]) -> None:
-    page = Page(write_report(make_run(tmp_path), comparison=scores))
+    page = Page(write_allocation_report(make_run(tmp_path), comparison=scores))
     levels = page.find("path", kind="level", within="curve-step")
     heights = [float(re.findall(r"M0 ([\d.]+)H", level["attrs"]["d"])[0]) for level in levels]
     means = [scores[name].mean for name in ("random", "scripted", "untrained")]
@@ -167,7 +119,7 @@ def test_the_curve_shows_each_baseline_at_its_return(tmp_path: Path, scores: dic
 
 
 def test_the_heat_map_holds_the_tasks_taken(tmp_path: Path, scores: dict[str, Score]) -> None:
-    page = Page(write_report(make_run(tmp_path), comparison=scores))
+    page = Page(write_allocation_report(make_run(tmp_path), comparison=scores))
     cells = [float(cell["text"]) for cell in page.find("td", kind="cell")]
     taken = [scores[name].taken or [] for name in ("policy", "random")]
     assert cells == pytest.approx([value for rows in taken for row in rows for value in row], abs=0.05)
@@ -175,16 +127,15 @@ def test_the_heat_map_holds_the_tasks_taken(tmp_path: Path, scores: dict[str, Sc
 
 @pytest.mark.parametrize("compared", [True, False])
 def test_nothing_is_asked_of_the_network(tmp_path: Path, scores: dict[str, Score], compared: bool) -> None:
-    page = Page(write_report(make_run(tmp_path), comparison=scores if compared else None))
+    page = Page(write_allocation_report(make_run(tmp_path), comparison=scores if compared else None))
     assert "://" not in page.source
     assert not re.search(r"url\(|@import|//[a-z]", page.source)
-    assert not [e for e in page.elements if {"src", "href", "srcset", "data"} & e["attrs"].keys()]
-    assert not page.find("script")
+    assert page.asks_nothing_of_the_network()
     assert len(page.source) < 500_000
 
 
 def test_the_headline_says_what_and_why(tmp_path: Path, scores: dict[str, Score]) -> None:
-    page = Page(write_report(make_run(tmp_path), comparison=scores))
+    page = Page(write_allocation_report(make_run(tmp_path), comparison=scores))
     tiles = [tile["text"] for tile in page.find("div", kind="tile")]
     assert page.find("h1")[0]["text"] == "allocation · documentstopped: its budget of steps is used up"
     assert "4 agents · 10 places in the queue · 200 steps an episode · seed 3" in page.text
@@ -197,7 +148,7 @@ def test_the_headline_says_what_and_why(tmp_path: Path, scores: dict[str, Score]
 
 
 def test_a_comparison_of_one_needs_no_rival(tmp_path: Path) -> None:
-    page = Page(write_report(make_run(tmp_path), comparison={"policy": make_score(10)}))
+    page = Page(write_allocation_report(make_run(tmp_path), comparison={"policy": make_score(10)}))
     assert list(page.table())[1:] == ["policy"]
     assert not page.find("p", kind="lead")
 
@@ -206,7 +157,7 @@ def test_a_run_in_progress_has_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path, updates(7), finished=False)
     with folder.metrics.open("a") as file:
         file.write('{"step": 8000, "entr')  # the line being written
-    page = Page(write_report(folder))
+    page = Page(write_allocation_report(folder))
     assert "in progress" in page.find("h1")[0]["text"]
     assert "700the best of 1 evaluations" in page.find("div", kind="tile")[0]["text"]
     assert "7,000 steps" in page.text
@@ -215,7 +166,7 @@ def test_a_run_in_progress_has_a_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [[], updates(1), updates(4)], ids=["no update", "one update", "no evaluation"])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path, rows: list[Mapping[str, Any]]) -> None:
-    page = Page(write_report(make_run(tmp_path, rows, finished=False)))
+    page = Page(write_allocation_report(make_run(tmp_path, rows, finished=False)))
     assert "not evaluated yet" in page.text
     assert "Learning curve" in page.text
 
@@ -223,7 +174,7 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path, rows: list[Map
 def test_a_folder_without_metrics_has_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path, finished=False)
     folder.metrics.unlink()
-    assert "No update is finished yet." in Page(write_report(folder)).text
+    assert "No update is finished yet." in Page(write_allocation_report(folder)).text
 
 
 @pytest.mark.parametrize("hole", [None, "NaN", "-Infinity", math.inf, "missing"])
@@ -235,7 +186,7 @@ def test_missing_and_wrong_numbers_leave_gaps(tmp_path: Path, name: str, hole: f
             row.pop(name, None)
         elif name in row:
             row[name] = hole
-    page = Page(write_report(make_run(tmp_path, rows)))
+    page = Page(write_allocation_report(make_run(tmp_path, rows)))
     assert page.find("path", kind="line", within="curve-step")
     for element in page.elements:
         placed = f"{element['attrs'].get('d')} {element['attrs'].get('style')}"
@@ -246,14 +197,14 @@ def test_missing_and_wrong_numbers_leave_gaps(tmp_path: Path, name: str, hole: f
 
 def test_a_metric_that_was_never_a_number_is_left_out(tmp_path: Path) -> None:
     rows = [{**row, "entropy": None} for row in updates(10)]
-    headings = [h["text"] for h in Page(write_report(make_run(tmp_path, rows))).find("h3")]
+    headings = [h["text"] for h in Page(write_allocation_report(make_run(tmp_path, rows))).find("h3")]
     assert headings == ["KL divergence0.01", "learning rate0.001"]
 
 
 def test_scores_without_metrics_or_numbers_are_shown(tmp_path: Path) -> None:
     bare = Score(episodes=2, mean=math.nan, std=0, low=math.nan, high=math.nan, metrics={}, returns=[math.nan] * 2)
     same = Score(episodes=3, mean=5.0, std=0, low=5.0, high=5.0, metrics={"utilisation": 0.5}, returns=[5.0] * 3)
-    table = Page(write_report(make_run(tmp_path), comparison={"policy": same, "broken": bare})).table()
+    table = Page(write_allocation_report(make_run(tmp_path), comparison={"policy": same, "broken": bare})).table()
     assert table["policy"] == ["5 ± 0", "", percent(0.5)]
     assert table["broken"][0] == "– ± –"
 
@@ -262,7 +213,7 @@ def test_warnings_come_with_step_value_and_advice(tmp_path: Path) -> None:
     rows = [dict(row) for row in updates(10)]
     rows[3] |= {"warning_kl_blow_up": 0.4321}
     rows[8] |= {"warning_non_finite": "NaN", "warning_from_later": 1.0}
-    page = Page(write_report(make_run(tmp_path, rows)))
+    page = Page(write_allocation_report(make_run(tmp_path, rows)))
     told = [p["text"] for p in page.find("p", kind="warning")]
     advice = ADVICE[Symptom.KL_BLOW_UP].replace("`", "")
     assert told[0] == f"kl blow up at step 4,000, value 0.432: {advice}."
@@ -271,7 +222,7 @@ def test_warnings_come_with_step_value_and_advice(tmp_path: Path) -> None:
 
 
 def test_settings_are_folded_and_whole(tmp_path: Path) -> None:
-    page = Page(write_report(make_run(tmp_path)))
+    page = Page(write_allocation_report(make_run(tmp_path)))
     (details,) = page.find("details")
     assert "open" not in details["attrs"]
     told = [e["text"] for e in page.find("code", within="settings")]
@@ -284,34 +235,34 @@ def test_settings_are_folded_and_whole(tmp_path: Path) -> None:
 
 def test_tendencies_are_drawn_for_each_decision_and_state(tmp_path: Path) -> None:
     found = [Tendency(decision="accepts", state=state, x=[0.0, 1.0], y=[0.2, 0.9]) for state in ("step", "load")]
-    page = Page(write_report(make_run(tmp_path), tendencies={"policy": found, "random": found}))
+    page = Page(write_allocation_report(make_run(tmp_path), tendencies={"policy": found, "random": found}))
     labels = [svg["attrs"]["aria-label"] for svg in page.find("svg")]
     assert {"accepts, by step", "accepts, by load"} <= set(labels)
 
 
 def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
     name = '<img src=x onerror="alert(1)">'
-    page = Page(write_report(make_run(tmp_path), comparison={"policy": make_score(3), name: make_score(2)}))
+    page = Page(write_allocation_report(make_run(tmp_path), comparison={"policy": make_score(3), name: make_score(2)}))
     assert not page.find("img")
     assert name in page.table()
 
 
 def test_a_long_run_makes_no_large_page(tmp_path: Path) -> None:
-    page = Page(write_report(make_run(tmp_path, updates(5_000))))
+    page = Page(write_allocation_report(make_run(tmp_path, updates(5_000))))
     assert len(page.source) < 1_000_000
     assert len(page.find("div", kind="tip", within="curve-step")) == 1000
 
 
 def test_the_page_goes_where_it_is_asked_to(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    assert write_report(folder) == folder.report
+    assert write_allocation_report(folder) == folder.report
     other = tmp_path / "new" / "page.html"
-    assert write_report(folder, out=other) == other
+    assert write_allocation_report(folder, out=other) == other
     assert other.read_text("utf-8").startswith("<!doctype html>")
 
 
 def every_colour() -> Iterator[tuple[str, str]]:
-    css = Path(write_report.__globals__["__file__"]).with_suffix(".css").read_text("utf-8")
+    css = Path(write_page.__globals__["__file__"]).with_suffix(".css").read_text("utf-8")
     for scheme in re.findall(r":root \{(.*?)\}", css, re.S):
         colours = dict(re.findall(r"(--[\w-]+): (#\w{6})", scheme))
         yield from (
@@ -328,7 +279,7 @@ def test_colours_can_be_read_on_their_background() -> None:
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     pairs = list(every_colour())
-    assert len(pairs) == 16
+    assert len(pairs) == 18
     for background, colour in pairs:
         low, high = sorted((luminance(background), luminance(colour)))
         assert (high + 0.05) / (low + 0.05) >= 4.5, f"{colour} on {background}"

@@ -1,0 +1,387 @@
+"""Both phases in the simulated office by commands: what they say, leave behind and refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import etude as package
+from etude.bootstrap import _office_experts, read_beginning, read_office
+from etude.learning.checkpoint import checkpoints, read_checkpoint, under
+from etude.learning.runs import RunFolder
+from etude.learning.showcase import read_plans
+from etude.learning.train import Training
+from etude.problems.workflow import phrases
+from etude.problems.workflow.catalogue import read_catalogue
+from etude.problems.workflow.experts import expert_examples
+from etude.problems.workflow.plan import Limits
+from etude.problems.workflow.problem import without_newcomers
+from etude.problems.workflow.scenarios import generate
+from etude.settings import resolve
+from tests.language import command, write_data
+from tests.office import PHASE_2, SETTINGS, first_phase, go_on, imitate, second_phase
+from tests.tiny import etude
+
+Captured = pytest.CaptureFixture[str]
+TEXT = "Summarise the report, then mail it to Ana."
+SCENARIOS = generate(0, 100)
+BASELINES = {"random", "cheapest", "best_single", "greedy", "rules", "oracle"}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return first_phase(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return second_phase(tmp_path_factory)
+
+
+def told_json(capsys: Captured, *args: str | Path) -> Any:
+    capsys.readouterr()
+    assert etude(*args, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def output(capsys: Captured, *args: str | Path) -> str:
+    capsys.readouterr()
+    assert etude(*args) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: Captured, *args: str | Path) -> str:
+    """What a command says that leaves with 2, and says nothing else."""
+    capsys.readouterr()
+    assert etude(*args) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ")
+    assert "unexpected" not in told.err
+    return told.err
+
+
+def files(run: Path) -> dict[Path, bytes]:
+    return {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def newest(folder: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(checkpoints(folder)[-1])[0]
+
+
+def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[str]:
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+# Phase 1
+
+
+def test_phase_1_imitates_the_office_s_experts_without_data(tmp_path: Path, capsys: Captured) -> None:
+    lines = output(capsys, *imitate(tmp_path / "run")).splitlines()
+    assert "learning from 57 examples, 3 kept aside, on cpu" in lines[0]
+    assert read_catalogue(tmp_path / "run" / "catalogue.json") == without_newcomers(SCENARIOS)
+    config = RunFolder(tmp_path / "run").config()
+    assert (config["phase"], config["data"], config["office"]["scenarios"]) == (1, [], 60)
+    assert (config["limits"]["max_nodes"], config["limits"]["max_corrections"]) == (10, 3)  # of the preset
+
+
+def test_experts_show_plans_for_none_of_the_instructions_kept_aside() -> None:
+    settings = resolve(preset="office", assignments=[f"{key}={value}" for key, value in SETTINGS.items()]).settings
+    catalogue, examples = _office_experts(settings)
+    assert tuple(example.instruction for example in examples) == SCENARIOS.instructions[:60]
+    assert not set(phrases.NEWCOMERS) & {entry.name for entry in (*catalogue.task_types, *catalogue.workers)}
+    spoilt = sum(len(e.targets.task_types) != int(n) for e, n in zip(examples, SCENARIOS.length, strict=False))
+    assert 0 < spoilt < 15  # `office.expert_noise`
+
+
+# Phase 2
+
+
+def test_phase_2_tells_its_evaluations_and_how_it_ended(first: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "run"
+    assert etude(*go_on(first, out, "--json", episodes=40)) == 0
+    told = capsys.readouterr()
+    lines, ended = told.err.splitlines(), json.loads(told.out)
+    assert lines[0] == f"{out}: going on from {first} for 40 workflows on cpu"
+    assert [line.split()[1] for line in lines if line.startswith("step ")] == ["256", f"{ended['step']}"]
+    assert lines[-2].startswith(f"stopped after {ended['episodes']} workflows")
+    assert f"etude evaluate {out}   etude runs plot {out}   etude plan {out}" in lines[-1]
+    assert (ended["run"], ended["resumed"], ended["stopped"]) == (str(out), False, "budget")
+    assert 40 <= ended["episodes"] < 40 + 8 * 16
+
+
+def test_phase_2_goes_on_from_the_weights_and_the_memory_of_phase_1(first: Path, second: Path) -> None:
+    began, before = newest(second / "start"), newest(first / "best")
+    assert differing(began, before) == []
+    (after, _), (start, _) = read_beginning(second), read_beginning(first)
+    assert differing(dict(after.memory.state_dict()), dict(start.memory.state_dict())) == []
+    assert after.known == start.known
+    assert after.step > 0
+    assert differing(dict(after.weights), dict(start.weights)) != []
+    config = RunFolder(second).config()
+    assert (config["planner"], config["limits"]) == tuple(RunFolder(first).config()[k] for k in ("planner", "limits"))
+    assert (second / "catalogue.json").read_bytes() == (first / "catalogue.json").read_bytes()
+
+
+def test_a_finished_run_says_so_and_changes_nothing(
+    first: Path, second: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(second, out)
+    before = files(out)
+    told = output(capsys, *go_on(first, out))
+    assert "already finished; to train on, choose another folder with --out" in told
+    assert files(out) == before
+
+
+def test_a_folder_is_for_one_set_of_settings_and_one_beginning(
+    first: Path, second: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(second, out)
+    before = files(out)
+    assert "num_episodes 100 → 101" in refused(capsys, *go_on(first, out, episodes=101))
+    assert "office.shift 'none' → 'degraded'" in refused(capsys, *go_on(first, out, "--shift", "degraded"))
+    assert "with other settings (data" in refused(capsys, *go_on(second, out))
+    assert "phase 1 → 2" in refused(capsys, *go_on(first, first))
+    assert files(out) == before
+
+
+def test_an_interrupted_training_says_how_to_go_on_and_ends_as_if_it_had_not_been(
+    first: Path, second: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = Training._update, tmp_path / "run"
+
+    def interrupted(training: Training) -> dict[str, float]:
+        if training.step == 384:
+            raise KeyboardInterrupt
+        return whole(training)
+
+    monkeypatch.setattr(Training, "_update", interrupted)
+    assert etude(*go_on(first, out)) == 130
+    assert "interrupted at step 384. The same command resumes at step 256" in capsys.readouterr().out
+    monkeypatch.undo()
+    told = output(capsys, *go_on(first, out))
+    assert f"{out}: resuming after " in told
+    assert "of 100 workflows" in told
+    assert differing(newest(out / "checkpoints"), newest(second / "checkpoints")) == []
+    assert differing(newest(out / "best"), newest(second / "best")) == []
+    assert (out / "plans.json").read_bytes() == (second / "plans.json").read_bytes()
+
+
+def test_a_new_tool_is_in_the_catalogue_and_known_by_its_description_alone(
+    first: Path, second: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    plain, shifted = tmp_path / "plain", tmp_path / "shifted"
+    output(capsys, *go_on(second, plain, episodes=20))
+    output(capsys, *go_on(second, shifted, "--shift", "new_tool", episodes=20))
+    assert read_catalogue(shifted / "catalogue.json") == phrases.CATALOGUE
+    assert (plain / "catalogue.json").read_bytes() == (first / "catalogue.json").read_bytes()
+    wanted = {node.task_type for entry in read_plans(RunFolder(shifted)) for node in entry.plans["best plan"].nodes}
+    assert "transcribe_audio" in wanted
+    for run in (plain, shifted):
+        assert differing(under("policy.", newest(run / "start")), under("policy.", newest(second / "best"))) == []
+        assert read_beginning(run)[0].known == read_beginning(first)[0].known
+        assert told_json(capsys, "plan", run, TEXT)["instruction"] == TEXT
+    told = told_json(capsys, "evaluate", shifted, "--episodes", "64")
+    assert told["baselines"]["oracle"]["success"] > 0.8
+    assert output(capsys, *go_on(second, shifted, "--shift", "new_tool", episodes=20)).count("finished") == 1
+
+
+# What becomes of it
+
+
+def test_json_has_the_policy_beside_phase_1_and_the_baselines(second: Path, capsys: Captured) -> None:
+    told = told_json(capsys, "evaluate", second, "--episodes", "64")
+    assert (told["run"], told["seed"]) == (str(second), 2_000_003)
+    assert set(told["baselines"]) == {"phase 1"} | BASELINES
+    oracle = told["baselines"]["oracle"]
+    for score in (told["policy"], *told["baselines"].values()):
+        assert score["episodes"] == 64
+        assert score["return_ci95"][0] <= score["mean_return"] <= score["return_ci95"][1]
+        assert 0 <= score["success"] <= oracle["success"] <= 1
+        assert score["mean_return"] <= oracle["mean_return"]
+        assert score["validity"] == 1
+    assert oracle["success"] > 0.9
+    assert told["policy"] != told["baselines"]["phase 1"]
+
+
+def test_the_table_says_the_same(second: Path, capsys: Captured) -> None:
+    told = told_json(capsys, "evaluate", second, "--episodes", "16")
+    shown = output(capsys, "evaluate", second, "--episodes", "16")
+    assert "16 workflows about instructions kept aside" in shown
+    for name, score in (("policy", told["policy"]), *told["baselines"].items()):
+        line = next(line for line in shown.splitlines() if line.startswith(f"{name} ") and "…" in line)
+        assert f" {score['mean_return']:.2f} " in line
+        assert f" {score['success']:.1%} " in line
+    assert "of what an oracle that knows everything returns" in shown
+
+
+def test_it_is_measured_on_what_neither_phase_saw(second: Path) -> None:
+    problem, policies = read_office(second)
+    assert problem.rows == range(80, 100)
+    assert list(policies) == ["policy", "phase 1"]
+
+
+def test_the_policy_alone_by_another_seed_or_drawn(second: Path, capsys: Captured) -> None:
+    args = ("evaluate", second, "--episodes", "16", "--no-baselines")
+    once, again, other, drawn = (
+        told_json(capsys, *args, *more) for more in ((), (), ("--seed", "5"), ("--stochastic",))
+    )
+    assert once["baselines"] == {}
+    assert once == again
+    assert len({told["policy"]["mean_return"] for told in (once, other, drawn)}) == 3
+
+
+def test_plans_of_phase_2_beside_those_of_experts(second: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "test.json").write_text(json.dumps(expert_examples(SCENARIOS, source="gold")[-6:]))
+    told = told_json(capsys, "evaluate", second, "--data", tmp_path / "test.json")
+    assert (told["examples"], told["validity"]) == (6, 1.0)
+
+
+def test_a_plan(second: Path, capsys: Captured) -> None:
+    made = package.load(second).plan(TEXT)
+    made.check(without_newcomers(SCENARIOS), Limits(max_nodes=10))
+    told = told_json(capsys, "plan", second, TEXT)
+    assert [node["task_type"] for node in told["nodes"]] == [node.task_type for node in made.nodes]
+
+
+# Runs
+
+
+def test_list_and_show(first: Path, second: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    lines = {line.split()[0]: line for line in output(capsys, "runs", "list", second.parent).splitlines()}
+    assert all(words in lines[str(first)] for words in ("workflow phase 1", "finished: epochs"))
+    assert all(words in lines[str(second)] for words in ("workflow phase 2", "100 workflows", "finished: budget"))
+    shown = output(capsys, "runs", "show", second)
+    rows = RunFolder(second).read_metrics()
+    assert f"step {rows[-1]['step']:,.0f} of 100 workflows" in shown
+    assert "best return" in shown
+    settings = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if "." in line.split(" ")[0]}
+    assert settings["training.phase2_rl.envs"] == ["8", "512"]
+    assert settings["office.held_out"] == ["20", "1000"]
+    table = [line.split() for line in shown.splitlines()]
+    assert ["step", "return", "success"] in table
+    for row in rows:
+        if "eval_return" in row:
+            line = next(line for line in table if line[:1] == [f"{row['step']:,.0f}"])
+            assert [line[1], line[-1]] == [f"{row['eval_return']:.2f}", f"{row['eval_success']:.1%}"]
+
+
+def test_plot(first: Path, second: Path, tmp_path: Path, capsys: Captured) -> None:
+    page = tmp_path / "page.html"
+    assert output(capsys, "runs", "plot", second, "--out", page, "--episodes", "16").strip() == str(page)
+    compared = page.read_text("utf-8")
+    assert all(f">{name}<" in compared for name in ("policy", "phase 1", *BASELINES))
+    shown = read_plans(RunFolder(second))
+    assert len(shown) == 12
+    assert {entry.instruction for entry in shown} <= set(SCENARIOS.instructions[80:])
+    for entry in shown:
+        assert list(entry.plans) == ["phase 1", "phase 2", "best plan"]
+        assert entry.plans["best plan"] == SCENARIOS.plan(SCENARIOS.instructions.index(entry.instruction))
+    texts = [entry.instruction for entry in shown]
+    for name, run in (("phase 1", first), ("phase 2", second)):
+        assert [entry.plans[name] for entry in shown] == package.load(run).plans(texts)
+    assert all(compared.count(f"<h3>{name}</h3>") == 12 for name in ("phase 1", "phase 2", "best plan"))
+    assert compared.count("data-node") == sum(len(plan.nodes) for entry in shown for plan in entry.plans.values())
+    output(capsys, "runs", "plot", second, "--out", page, "--episodes", "0")
+    assert "oracle" not in page.read_text("utf-8")
+
+
+# What is refused
+
+
+def test_phase_2_needs_something_to_go_on_from(first: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "run"
+    alone = refused(capsys, "train", "workflow", "--phase", "2", "--out", out)
+    assert "--phase 2 needs --checkpoint, a planner to go on from, or recorded outcomes, --replay" in alone
+    data, _ = write_data(tmp_path / "data")
+    assert "--data is for --phase 1" in refused(capsys, *go_on(first, out, "--data", data))
+    assert "none does not exist" in refused(capsys, *go_on(tmp_path / "none", out))
+    assert "is not a run" in refused(capsys, *go_on(tmp_path / "data", out))
+    state = next((first / "checkpoints").iterdir())
+    assert "is a state of training, not a planner" in refused(capsys, *go_on(state, out))
+    assert not out.exists()
+
+
+def test_what_cannot_plan_cannot_go_on(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    out, router, other = (tmp_path / name for name in ("run", "router", "other"))
+    assert "problem 'allocation', expected 'workflow'" in refused(capsys, *go_on(finished, out))
+
+    entries = {"task_types": [{"name": "sum"}], "workers": [{"name": "small"}]}
+    (tmp_path / "catalogue.json").write_text(json.dumps(entries))
+    line = {"task_type": "sum", "outcomes": {"small": {"score": 1.0, "cost_usd": 0.1}}}
+    lines = [json.dumps({"instruction": f"sum {i}", **line}) for i in range(8)]
+    (tmp_path / "outcomes.jsonl").write_text("\n".join(lines))
+    outcomes = ["--phase", "2", "--replay", tmp_path / "outcomes.jsonl", "--encoder", "ngrams", "--out", router]
+    assert etude("train", "workflow", *outcomes, "--quiet") == 0
+    assert "chooses workers, it does not plan" in refused(capsys, *go_on(router, out))
+
+    data, _ = write_data(tmp_path / "data", 10)
+    more = ("--set", "limits.max_nodes=10", "--quiet")
+    assert etude(*command(data, other, *more, num_epochs="1", final_epochs="0")) == 0
+    told = refused(capsys, *go_on(other, out))
+    assert "plans with task types that the simulated office does not have, such as 'count'" in told
+    assert "without --data" in told
+    assert not out.exists()
+
+
+def test_wrong_values_are_named(first: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "run"
+    wrong = refused(capsys, *go_on(first, out, "--shift", "nonsense"))
+    assert "office.shift is 'nonsense' (--shift): expected one of none, degraded, new_tool, phrasings" in wrong
+    none = refused(capsys, *go_on(first, out, episodes=0))
+    assert "training.phase2_rl.num_episodes is 0 (--episodes): expected an integer of 1 or more" in none
+    short = refused(capsys, *go_on(first, out, training__phase2_rl__max_steps_per_episode="25"))
+    assert "max_steps_per_episode is 25, but the limits allow a workflow 26 decisions: raise it, or lower" in short
+    assert not out.exists()
+
+
+def test_a_planner_of_phase_1_is_measured_on_data(first: Path, capsys: Captured) -> None:
+    assert "a planner of phase 1 is measured on expert workflows, --data" in refused(capsys, "evaluate", first)
+
+
+def test_phase_2_takes_over_what_phase_1_was_trained_with(first: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "run"
+    wider = refused(capsys, *go_on(first, out, planner__width="32"))
+    assert f"planner.width is 32, but {first} was trained with 16: phase 2 takes that over; leave it out" in wider
+    assert "office.scenarios is 61" in refused(capsys, *go_on(first, out, office__scenarios="61"))
+    assert "limits.max_nodes is 8" in refused(capsys, *go_on(first, out, limits__max_nodes="8"))
+    assert not out.exists()
+    short = [f"training.phase2_rl.{key}={value}" for key, value in PHASE_2.items()]
+    flags = [part for assignment in (*short, "office.skill_seed=3") for part in ("--set", assignment)]
+    plain = ["train", "workflow", "--phase", "2", "--checkpoint", first, "--out", out, "--episodes", "20", *flags]
+    assert etude(*plain, "--quiet") == 0
+    kept = RunFolder(out).config()
+    assert (kept["planner"]["width"], kept["office"]["scenarios"], kept["office"]["skill_seed"]) == (16, 60, 3)
+    assert kept["run"]["eval_episodes"] == 8
+
+
+def test_what_a_shift_began_with_is_not_called_phase_1(second: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "run"
+    assert etude(*go_on(second, out, "--shift", "degraded", "--quiet", episodes=20)) == 0
+    assert list(read_office(out)[1]) == ["policy", "before"]
+    assert all(list(shown.plans) == ["before", "after", "best plan"] for shown in read_plans(RunFolder(out)))
+
+
+def test_only_the_office_shifts(tmp_path: Path, capsys: Captured) -> None:
+    told = refused(capsys, *imitate(tmp_path / "run", "--shift", "new_tool"))
+    assert "--shift is for --phase 2 in the simulated office" in told
+
+
+def test_weights_of_another_network_are_refused(first: Path, tmp_path: Path, capsys: Captured) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(first, run)
+    config = json.loads((run / "config.json").read_text())
+    config["planner"]["width"] = 32
+    (run / "config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert etude("plan", run, TEXT) == 2
+    assert "its weights do not fit this version's network: train it anew" in capsys.readouterr().err
