@@ -412,12 +412,13 @@ def test_plans_of_the_first_and_of_the_best_epoch_are_kept_beside_the_experts(tm
 
 
 def test_a_run_whose_plans_were_deleted_goes_on_without_the_first(tmp_path: Path) -> None:
-    training = start(tmp_path / "run")
+    long = replace(CONFIG, num_epochs=12, early_stop_patience=12)
+    training = start(tmp_path / "run", long)
     for epoch in training.epochs():
         if epoch.number == 1:
             break
     training.folder.plans.unlink()
-    resumed = start(tmp_path / "run")
+    resumed = start(tmp_path / "run", long)
     epochs = list(resumed.epochs())
     assert any(epoch.is_best for epoch in epochs)
     assert {tuple(entry.plans) for entry in read_plans(resumed.folder)} == {("best", "expert")}

@@ -71,6 +71,7 @@ class Reading:
     workers: Tensor  # (W, d): workers without what is live of them
     pointers: Tensor  # (T, 2 d): what the deciding token is compared with
     bias: Tensor  # (T,)
+    named: Tensor  # (T,) bool: which types are known by name, so that past queries can speak for them
     mentioned: Tensor  # (n, T): how strongly any words of the instruction speak of each type
     place: Tensor  # (n, T): and where they stand, from 0 to 1
 
@@ -405,7 +406,7 @@ class PlanPolicy(nn.Module):
             x = cast(Block, reader).read(x, words, mask[:, None, None], turns)
         whole = words.unpack(x)
         layers = [cast(Block, block).offer(whole) for block in self.blocks]
-        types, pointers, bias = self._read_types()
+        types, pointers, bias, known = self._read_types()
         mentioned, place = self._mentions(whole, mask, lengths, types)
         named = self.worker_names[self.around.worker_row.clamp(min=0)] * self._known(self.around.worker_row)
         return Reading(
@@ -416,6 +417,7 @@ class PlanPolicy(nn.Module):
             workers=self.worker_text(self.around.worker_text) + named,
             pointers=pointers,
             bias=bias,
+            named=known,
             mentioned=mentioned,
             place=place,
         )
@@ -452,13 +454,13 @@ class PlanPolicy(nn.Module):
             layers.append((keys, values))
         return self.norm(x), layers
 
-    def _read_types(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Task types as tokens (T, d), as what is pointed at (T, 2 d), and their bias (T,)."""
+    def _read_types(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Task types as tokens (T, d), as what is pointed at (T, 2 d), their bias (T,) and which are known by name."""
         known = self._known(self.around.type_row)
         row = self.around.type_row.clamp(min=0)
         types = self.type_norm(self.type_text(self.around.type_text) + self.type_names[row] * known)
         pointers = [self.type_key(types) / math.sqrt(self.config.width), self.type_class[row] * known]
-        return types, torch.cat(pointers, 1), self.type_bias[row] * known[:, 0]
+        return types, torch.cat(pointers, 1), self.type_bias[row] * known[:, 0], known[:, 0]
 
     def _worker_keys(self, obs: Obs, reading: Reading) -> Tensor:
         """(n, W, d)."""
@@ -480,12 +482,14 @@ class PlanPolicy(nn.Module):
         scores: Tensor = torch.cat([self.type_query(h), h], 2) @ reading.pointers.T + reading.bias
         scores = torch.cat([scores, self.stop(h)], 2)
 
-        for_type = F.pad(type_columns(around, reading.votes), (0, 1))[:, None].expand_as(scores)  # (n, t, T + 1)
+        for_type = type_columns(around, reading.votes) * reading.named
+        for_type = F.pad(for_type, (0, 1))[:, None].expand_as(scores)  # (n, t, T + 1)
         pairs = reading.votes[:, len(self.type_class) :][:, : len(around.pairs)]
         after = (around.pairs[:, 0] == last[..., None]) * pairs[:, None]  # (n, t, pairs)
         next_ = torch.zeros_like(scores).index_add(
             2, around.pairs[:, 1].clamp(min=0), after * (around.pairs[:, 1] >= 0)
         )
+        next_ = next_ * F.pad(reading.named, (0, 1), value=True)
         again = F.pad(used, (0, 1)).float()
         features = torch.stack([VOTE_SCALE * for_type * (1 - again), VOTE_SCALE * next_, again, for_type], 3)
         weights: Tensor = self.vote_weight + self.vote_gate(h)  # (n, t, features)
