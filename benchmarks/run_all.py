@@ -16,7 +16,7 @@ SCRIPTS = (
     "grammar_fuzz.py",
     "workflow_world.py",
 )
-"""`plans.py` and `routes.py` need the path of public data, so they are run by hand."""
+"""By hand: `plans.py`, `new_tools.py` and `routes.py` need public data, `workflow_learning.py` takes hours."""
 
 
 def main() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +39,21 @@ def etude(*args: str | Path) -> int:
         main([str(arg) for arg in args])
     code = left.value.code
     return code if isinstance(code, int) else 0 if code is None else 1
+
+
+def told_json(capsys: pytest.CaptureFixture[str], *args: str | Path) -> Any:
+    """What a command that succeeds says with --json."""
+    capsys.readouterr()
+    assert etude(*args, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
+    """What a command says that leaves with 2, and says nothing else."""
+    capsys.readouterr()
+    assert etude(*args) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ")
+    assert "unexpected" not in told.err
+    return told.err

@@ -21,7 +21,7 @@ class Batch:
     action: Action
     log_prob: Tensor
     value: Tensor
-    next_value: Tensor  # of the state each step led to, before any reset
+    next_value: Tensor  # of the state each step led to, before any reset; of no meaning after a termination
     reward: Tensor
     terminated: Tensor
     ended: Tensor  # terminated or truncated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ from etude.problems.workflow.scenarios import generate
 from etude.settings import resolve
 from tests.language import command, write_data
 from tests.office import PHASE_2, SETTINGS, first_phase, go_on, imitate, second_phase
-from tests.tiny import etude
+from tests.tiny import etude, refused, told_json
 
 Captured = pytest.CaptureFixture[str]
 TEXT = "Summarise the report, then mail it to Ana."
@@ -43,27 +42,10 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return second_phase(tmp_path_factory)
 
 
-def told_json(capsys: Captured, *args: str | Path) -> Any:
-    capsys.readouterr()
-    assert etude(*args, "--json") == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def output(capsys: Captured, *args: str | Path) -> str:
     capsys.readouterr()
     assert etude(*args) == 0
     return capsys.readouterr().out
-
-
-def refused(capsys: Captured, *args: str | Path) -> str:
-    """What a command says that leaves with 2, and says nothing else."""
-    capsys.readouterr()
-    assert etude(*args) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: ")
-    assert "unexpected" not in told.err
-    return told.err
 
 
 def files(run: Path) -> dict[Path, bytes]:

@@ -14,7 +14,7 @@ import pytest
 from etude.learning.imitation import Epoch, ImitationTraining
 from etude.problems.workflow.catalogue import Catalogue, read_catalogue
 from tests.language import CATALOGUE, WORDS, command, trained_run, write_data
-from tests.tiny import etude
+from tests.tiny import etude, refused, told_json
 
 Captured = pytest.CaptureFixture[str]
 REVERSED = Catalogue(task_types=CATALOGUE.task_types[::-1], workers=CATALOGUE.workers)
@@ -29,23 +29,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def test_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"), 10, seed=8)[0]
-
-
-def told_json(capsys: Captured, *args: str | Path) -> Any:
-    capsys.readouterr()
-    assert etude(*args, "--json") == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys: Captured, *args: str | Path) -> str:
-    """What a command says that leaves with 2, and says nothing else."""
-    capsys.readouterr()
-    assert etude(*args) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: ")
-    assert "unexpected" not in told.err
-    return told.err
 
 
 # Training

@@ -19,6 +19,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from etude.contracts.errors import ConfigError
 from etude.problems.base import Action, Decision, Evaluation, Obs
 from etude.problems.distributions import Threshold, masked, sample_categorical
 from etude.problems.workflow.attention import Block, Packing, Pair, turns_of
@@ -58,6 +59,13 @@ class PlannerConfig:
     """Share of examples that must do without the votes of similar past queries while imitating."""
     name_dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
     """Share of task types and workers known by their description alone while imitating, as new ones are."""
+
+    def __post_init__(self) -> None:
+        if self.width % (2 * self.heads):
+            raise ConfigError(
+                f"planner.width is {self.width}, which planner.heads, {self.heads}, does not divide into even parts: "
+                f"use a multiple of {2 * self.heads}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

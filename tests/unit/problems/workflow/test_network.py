@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
+from etude.contracts.errors import ConfigError
 from etude.learning.imitation import trimmed
 from etude.problems.base import Action, Obs
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
@@ -489,3 +491,37 @@ def test_imitating_hides_words_but_never_all_of_them() -> None:
     policy.train(False)
     one, two = (policy.teach(by_name(policy, ["fetch"])).types for _ in range(2))
     assert torch.equal(one, two)
+
+
+def test_heads_divide_the_width_into_even_parts() -> None:
+    with pytest.raises(ConfigError, match=r"planner.width is 12.*use a multiple of 8"):
+        PlannerConfig(width=12, heads=4)
+
+
+@torch.no_grad()
+def test_past_queries_speak_only_for_what_is_known_by_name() -> None:
+    policy = make_policy()
+    obs = policy.rules.begin(1) | {"instruction": torch.tensor([0])}
+
+    def heard(named: Tensor) -> Tensor:
+        """(T + 1,) which scores the votes move."""
+        reading = replace(policy.read(obs["instruction"]), named=named)
+        silent = replace(reading, votes=torch.zeros_like(reading.votes))
+        found = [policy.type_scores(obs, policy.follow(obs, some))[0] for some in (reading, silent)]
+        return (found[0] - found[1]).abs() > 1e-6
+
+    every = torch.ones(policy.rules.types, dtype=torch.bool)
+    moved = heard(every)[:-1].nonzero()[:, 0]
+    assert len(moved) > 1
+    one = every.index_fill(0, moved[:1], False)
+    assert not heard(one)[moved[0]]
+    assert heard(one)[moved[1:]].all()
+
+
+def test_a_type_whose_name_is_dropped_loses_its_votes_with_it() -> None:
+    policy = make_policy()
+    policy.config = replace(policy.config, name_dropout=0.5)
+    reading = policy.train().read(torch.tensor([0, 1]))
+    by_name = reading.pointers[:, policy.config.width :].abs().sum(1) > 0
+    assert torch.equal(reading.named, by_name)
+    assert 0 < by_name.sum() < len(by_name)
