@@ -52,7 +52,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 
 # Where a library may also be imported, but only inside functions: the command line starts without it.
-LAZY_HOMES: dict[str, tuple[str, ...]] = {"torch": ("cli/", "cli.py", "bootstrap.py")}
+LAZY_HOMES: dict[str, tuple[str, ...]] = {"torch": ("cli/", "cli.py", "bootstrap/")}
 
 # What comes without torch, and so does everything it imports at module level.
 TORCH_FREE = ("etude", "etude.cli")

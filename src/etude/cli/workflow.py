@@ -17,11 +17,12 @@ from etude.cli.progress import LiveDisplay, PlainDisplay, follow, interruptible
 from etude.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
     from etude.learning.imitation import Epoch, ImitationTraining
+    from etude.learning.train import Training
     from etude.problems.workflow.plan import Plan
     from etude.settings import Settings
 
@@ -34,8 +35,8 @@ def train(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Phase 1: expert workflows, a JSON file; may be repeated.",
-            show_default="experts of a simulated office",
+            help="Expert workflows, a JSON file; may be repeated. Phase 2 practises on them in a simulated world.",
+            show_default="those of a simulated office",
         ),
     ] = None,
     catalogue: Annotated[
@@ -84,8 +85,8 @@ def train(
     """How an instruction becomes a plan: which subtasks, in which order, and who does each."""
     if phase == 2 and replay is None and checkpoint is None:
         raise ConfigError("--phase 2 needs --checkpoint, a planner to go on from, or recorded outcomes, --replay")
-    if phase == 2 and data:
-        raise ConfigError("--data is for --phase 1: phase 2 learns from outcomes, simulated or recorded (--replay)")
+    if phase == 2 and replay and data:
+        raise ConfigError("--data and --replay: plans are practised on, outcomes are recorded; give one of them")
     if phase == 1 and (replay or checkpoint):
         raise ConfigError("--replay and --checkpoint are for --phase 2: phase 1 learns from expert workflows, --data")
     if shift and (phase == 1 or replay):
@@ -122,7 +123,8 @@ def train(
         elif replay is not None:
             _route(settings, out, pairs[0], screen, as_json=as_json)
         else:
-            _go_on(settings, out, checkpoint, screen, begun, as_json=as_json)
+            assert checkpoint is not None
+            _go_on(settings, out, checkpoint, pairs, screen, begun, as_json=as_json)
 
 
 def _imitate(
@@ -158,14 +160,20 @@ def _route(settings: Settings, out: Path, recorded: Pair, screen: Console, *, as
 
 
 def _go_on(
-    settings: Settings, out: Path, checkpoint: Path | None, screen: Console, begun: list[Any], *, as_json: bool
+    settings: Settings,
+    out: Path,
+    checkpoint: Path,
+    pairs: Sequence[Pair],
+    screen: Console,
+    begun: list[Any],
+    *,
+    as_json: bool,
 ) -> None:
-    """Phase 2 in the simulated office."""
+    """Phase 2 in a simulated world."""
     from etude.bootstrap import make_outcomes, show_plans
 
-    assert checkpoint is not None
     with screen.status("reading instructions"):
-        training = make_outcomes(settings, out, checkpoint)
+        training = make_outcomes(settings, out, checkpoint, pairs)
     begun.append(training)
     budget = training.config.run.max_episodes
     doing = f"going on from {checkpoint} for {budget:,} workflows on {training.device}"
@@ -174,6 +182,9 @@ def _go_on(
     elif training.resumed:
         doing = f"resuming after {training.episodes:,} of {budget:,} workflows"
     screen.print(f"{escape(str(out))}: {escape(doing)}", soft_wrap=True)
+    if training.folder.scenarios.exists():
+        for line in _practised_on(training, checkpoint):
+            screen.print(escape(line), soft_wrap=True)
     follow(training, LiveDisplay(training, screen) if screen.is_terminal else PlainDisplay(training, screen))
     show_plans(out)
     summary = training.folder.summary()
@@ -186,6 +197,27 @@ def _go_on(
         f"best evaluated return [bold]{summary['best_return']:.2f}[/]"
     )
     screen.print(f'next: etude evaluate {where}   etude runs plot {where}   etude plan {where} "…"', soft_wrap=True)
+
+
+def _practised_on(training: Training, checkpoint: Path) -> Iterator[str]:
+    """What is asked where plans of a user are practised on, what is not and why, and who knew them before."""
+    from etude.bootstrap import find_root
+    from etude.learning.runs import RunFolder
+
+    problem: Any = training.problem
+    left_out, learn = problem.scenarios.left_out, len(problem.rows)
+    used, aside = len(problem.scenarios), problem.config.held_out
+    of = f" of {used + sum(left_out.values()):,}" if left_out else ""
+    parts = f"{learn:,} to learn from, {aside:,} to choose by, {aside:,} to measure on"
+    yield f"practising on {used:,}{of} examples: {parts}"
+    if left_out:
+        yield "left out: " + ", ".join(f"{count:,} with {reason}" for reason, count in left_out.items())
+    earlier = RunFolder(find_root(checkpoint)).config()["data"]
+    if set(earlier) & set(training.folder.config()["data"]):
+        yield (
+            f"{checkpoint} learned from the same file, so even what is kept aside is no news to it: practise on other "
+            f"examples if there are any, measure with etude evaluate {training.folder.path} --data test.json"
+        )
 
 
 def _encoder_of(checkpoint: Path) -> str:

@@ -1,8 +1,9 @@
-"""The workflow part of `etude evaluate`: plans beside experts', outcomes in the simulated office, recorded outcomes."""
+"""The workflow part of `etude evaluate`: plans beside experts', outcomes in a simulated world, recorded outcomes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,14 @@ from etude.contracts.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from etude.learning.evaluate import Score
+
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "success": ("success", "{:.1%}".format),
+    "cost_usd": ("USD", "{:.3f}".format),
+    "latency_ms": ("seconds", lambda ms: f"{ms / 1000:.1f}"),
+    "corrections": ("corrections", "{:.2f}".format),
+}
+"""What is told of workflows beside their return: its head and form."""
 
 
 def evaluate(run: Path, data: Path, catalogue: Path | None, *, as_json: bool) -> None:
@@ -87,7 +96,7 @@ def compare_in_office(
 
 
 def evaluate_in_office(run: Path, *, episodes: int, seed: int, others: bool, stochastic: bool, as_json: bool) -> None:
-    """What becomes of its plans in the simulated office, beside simpler policies."""
+    """What becomes of its plans in a simulated world, beside simpler policies."""
     from etude.learning.comparison import POLICY, interpret
 
     scores = compare_in_office(run, episodes=episodes, seed=seed, others=others, stochastic=stochastic)
@@ -95,16 +104,15 @@ def evaluate_in_office(run: Path, *, episodes: int, seed: int, others: bool, sto
         told = {name: score.to_json() for name, score in scores.items()}
         print_json({"run": str(run), "seed": seed, "policy": told.pop(POLICY), "baselines": told})
         return
-    heads = ("return", "95 % interval", "success", "USD", "seconds", "corrections")
+    # Without workers nothing costs anything.
+    shown = {key: column for key, column in COLUMNS.items() if any(score.metrics[key] for score in scores.values())}
+    heads = ("return", "95 % interval", *(head for head, _ in shown.values()))
     rows = [
         [
             name,
             f"{score.mean:.2f}",
             f"{score.low:.2f} … {score.high:.2f}",
-            f"{score.metrics['success']:.1%}",
-            f"{score.metrics['cost_usd']:.3f}",
-            f"{score.metrics['latency_ms'] / 1000:.1f}",
-            f"{score.metrics['corrections']:.2f}",
+            *(form(score.metrics[key]) for key, (_, form) in shown.items()),
         ]
         for name, score in sorted(scores.items(), key=lambda item: -item[1].mean)
     ]

@@ -84,7 +84,7 @@ def _beside_chance(policy: Score, chance: Score, shares: Mapping[str, tuple[str,
     shared = [key for key in shares if key in policy.metrics and key in chance.metrics]
     moved = [key for key in shared if abs(policy.metrics[key] - chance.metrics[key]) >= 0.05]
     parts = [f"{shares[k][0]} {percent(policy.metrics[k])} (random {percent(chance.metrics[k])})" for k in moved]
-    ratio = f"{policy.mean / chance.mean:.1f} times what random choice returns"
-    if chance.mean <= 0:  # a ratio of a loss says nothing
-        ratio = f"{signed(policy.mean - chance.mean, digits)} beside random choice"
-    return f"That is {ratio}" + (f"; what differs: {', '.join(parts)}." if parts else ".")
+    gain = f"{signed(policy.mean - chance.mean, digits)} beside random choice"
+    if chance.mean > abs(policy.mean) / 100:  # of a loss, or of next to nothing, a ratio says nothing
+        gain = f"{policy.mean / chance.mean:.1f} times what random choice returns"
+    return f"That is {gain}" + (f"; what differs: {', '.join(parts)}." if parts else ".")

@@ -257,6 +257,7 @@ class ImitationTraining:
         self.policy, self.lesson, self.whole, self.config, self.folder = policy, lesson, whole, config, folder
         self.device, self.seed, self.trackers = torch.device(device), seed, trackers
         policy.within(lesson.surroundings.to(self.device)).to(self.device).train(False)
+        policy.meet(lesson.drafts["types"])
         self.learner = Imitation(policy, config)
         self.number, self.wall_s, self.lr_scale, self.best_scale = 0, 0.0, 1.0, 1.0
         self.scores: list[float] = []

@@ -3,7 +3,7 @@
 config.json      every setting the run was made with     metrics.jsonl   one line an update
 checkpoints/     the newest few, to resume from          best/           the best policy by evaluation
 summary.json     how it ended                            report.html     the same for people
-plans.json       of a planner: plans to be looked at
+plans.json       of a planner: plans to be looked at     scenarios.json  what it practised on, if plans of a user
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class RunFolder:
     @property
     def plans(self) -> Path:
         return self.path / "plans.json"
+
+    @property
+    def scenarios(self) -> Path:
+        """The instructions and plans, in a training file's format, that a planner's world was made of."""
+        return self.path / "scenarios.json"
 
     @property
     def report(self) -> Path:

@@ -115,9 +115,11 @@ class Training:
     ) -> None:
         """`settings` is what config.json keeps: all that is needed to make `problem` and `config` again.
 
-        With an `exam`, evaluations play that problem instead.
+        With an `exam`, evaluations play that problem instead, and the first is of the policy as it is: what a
+        trained one learns has to be better than what it could.
         """
         self.problem, self.config, self.folder, self.exam = problem, config, folder, exam or problem
+        self.examined_first = exam is not None
         self.device = resolve_device(config.run.device)
         run = config.run
         torch.manual_seed(run.seed)
@@ -138,20 +140,23 @@ class Training:
     def updates(self) -> Iterator[Update]:
         """Train until a reason to stop; one item an update."""
         run = self.config.run
-        trackers = make_trackers(self.folder.path, run.trackers, resume_step=self.step)
+        trackers = make_trackers(self.folder.path, run.trackers, resume_step=self.step or -1)
         threads = torch.get_num_threads()
         torch.set_num_threads(run.threads or choose_threads(self.policy, self.config.ppo.minibatch))
         self.folder.reopen()
         stopped: StopReason | None = self.reason_to_stop()
         try:
+            if self.examined_first and self.step == 0:
+                metrics = self._evaluate()[2]
+                for tracker in trackers:
+                    tracker.log(0, metrics)
             while stopped is None:
                 began = time.perf_counter()
                 metrics = self._update()
                 score, is_best = None, False
                 if self.step - self.evaluated_at >= run.eval_every or self.used >= 1:
-                    score, is_best = self._evaluate()
-                    metrics |= {"eval_return": score.mean, "eval_return_std": score.std}
-                    metrics |= {f"eval_{name}": value for name, value in score.metrics.items()}
+                    score, is_best, told = self._evaluate()
+                    metrics |= told
                 warnings = tuple(self.health.check(self.step, metrics))
                 stopped = self.reason_to_stop()
                 self.wall_s += time.perf_counter() - began
@@ -209,7 +214,8 @@ class Training:
         run = self.config.run
         return max(self.step / run.max_steps, self.episodes / run.max_episodes if run.max_episodes else 0.0)
 
-    def _evaluate(self) -> tuple[Score, bool]:
+    def _evaluate(self) -> tuple[Score, bool, dict[str, float]]:
+        """The score, whether it is the best so far, and what of it is logged."""
         run = self.config.run
         score = evaluate(self.exam, greedy(self.policy), episodes=run.eval_episodes, device=self.device)
         is_best = not self.scores or score.mean > max(self.scores)
@@ -220,7 +226,8 @@ class Training:
             meta = {"problem": self.problem.name, "return": score.mean}
             # The one before stays until a checkpoint knows of this one: a run resumed from the last goes on with it.
             write_checkpoint(self.folder.best, step=self.step, tensors=weights, meta=meta, keep=len(self.scores) + 1)
-        return score, is_best
+        told = {f"eval_{name}": value for name, value in score.metrics.items()}
+        return score, is_best, {"eval_return": score.mean, "eval_return_std": score.std, **told}
 
     def reason_to_stop(self) -> StopReason | None:
         """Why the run is over at this step; None while it is not."""

@@ -10,6 +10,7 @@ from etude.problems.workflow.catalogue import Catalogue
 from etude.problems.workflow.decode import ask, plan_by_beam, plan_greedily
 from etude.problems.workflow.encode import Known, Surroundings, make_library, surround
 from etude.problems.workflow.lesson import Reader
+from etude.problems.workflow.likeness import Likeness
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlanPolicy
 from etude.problems.workflow.plan import Limits, Plan
@@ -45,7 +46,10 @@ class Planner:
     @catalogue.setter
     def catalogue(self, catalogue: Catalogue) -> None:
         """Decide among these task types and workers from now on; it may hold ones never seen."""
-        nothing = make_library(self.reader.encoder, [""], self.memory.votes(self.reader.encoder, [""]))
+        self._alike = Likeness(self.reader.encoder, catalogue.task_types)
+        nothing = make_library(
+            self.reader.encoder, [""], self.memory.votes(self.reader.encoder, [""]), self._alike([""])
+        )
         self._around: Surroundings = surround(
             self.reader.encoder, catalogue, self.limits, self.known, self.memory, nothing
         )
@@ -66,5 +70,5 @@ class Planner:
                 raise PlanError("the instruction is empty: say what is to be done")
         texts = [text.strip()[:LONGEST] for text in instructions]
         votes = self.memory.votes(self.reader.encoder, texts)
-        library = make_library(self.reader.encoder, texts, votes, self.reader.tokenise)
+        library = make_library(self.reader.encoder, texts, votes, self._alike(texts), self.reader.tokenise)
         return ask(self.policy, self._around, library)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import etude as package
-from etude.bootstrap import _office_experts, read_beginning, read_office
+from etude.bootstrap import read_beginning, read_office
+from etude.bootstrap.imitation import office_experts
 from etude.learning.checkpoint import checkpoints, read_checkpoint, under
 from etude.learning.runs import RunFolder
 from etude.learning.showcase import read_plans
@@ -75,7 +76,7 @@ def test_phase_1_imitates_the_office_s_experts_without_data(tmp_path: Path, caps
 
 def test_experts_show_plans_for_none_of_the_instructions_kept_aside() -> None:
     settings = resolve(preset="office", assignments=[f"{key}={value}" for key, value in SETTINGS.items()]).settings
-    catalogue, examples = _office_experts(settings)
+    catalogue, examples = office_experts(settings)
     assert tuple(example.instruction for example in examples) == SCENARIOS.instructions[:60]
     assert not set(phrases.NEWCOMERS) & {entry.name for entry in (*catalogue.task_types, *catalogue.workers)}
     spoilt = sum(len(e.targets.task_types) != int(n) for e, n in zip(examples, SCENARIOS.length, strict=False))
@@ -285,7 +286,8 @@ def test_phase_2_needs_something_to_go_on_from(first: Path, tmp_path: Path, caps
     alone = refused(capsys, "train", "workflow", "--phase", "2", "--out", out)
     assert "--phase 2 needs --checkpoint, a planner to go on from, or recorded outcomes, --replay" in alone
     data, _ = write_data(tmp_path / "data")
-    assert "--data is for --phase 1" in refused(capsys, *go_on(first, out, "--data", data))
+    both = refused(capsys, *go_on(first, out, "--data", data, "--replay", data))
+    assert "--data and --replay: plans are practised on, outcomes are recorded; give one of them" in both
     assert "none does not exist" in refused(capsys, *go_on(tmp_path / "none", out))
     assert "is not a run" in refused(capsys, *go_on(tmp_path / "data", out))
     state = next((first / "checkpoints").iterdir())
@@ -311,7 +313,7 @@ def test_what_cannot_plan_cannot_go_on(finished: Path, tmp_path: Path, capsys: C
     assert etude(*command(data, other, *more, num_epochs="1", final_epochs="0")) == 0
     told = refused(capsys, *go_on(other, out))
     assert "plans with task types that the simulated office does not have, such as 'count'" in told
-    assert "without --data" in told
+    assert "give the plans that it is to practise on with --data" in told
     assert not out.exists()
 
 

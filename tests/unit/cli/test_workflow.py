@@ -322,7 +322,7 @@ def test_flags_of_the_other_phase_are_refused(run: Path, tmp_path: Path, capsys:
     data, _ = write_data(tmp_path / "data")
     out = tmp_path / "run"
     both = ["--data", data, "--replay", outcomes, "--out", out]
-    assert "--data is for --phase 1" in refused(capsys, "train", "workflow", "--phase", "2", *both)
+    assert "give one of them" in refused(capsys, "train", "workflow", "--phase", "2", *both)
     assert "are for --phase 2" in refused(capsys, "train", "workflow", "--phase", "1", *both)
     assert "are for --phase 2" in refused(capsys, *command(data, out, "--checkpoint", run))
     assert not out.exists()

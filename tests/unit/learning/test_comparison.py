@@ -73,6 +73,9 @@ def test_only_habits_that_differ_from_chance_are_named() -> None:
     assert told == "That is 2.0 times what random choice returns; what differs: collaboration 90 % (random 10 %)."
     loss = make_score([-50.0, -55.0])
     assert interpret({"policy": policy, "random": loss})[1] == "That is +158 beside random choice."
+    for next_to_nothing in (0.0, 0.5):
+        score = make_score([next_to_nothing] * 2)
+        assert interpret({"policy": policy, "random": score})[1].startswith("That is +10")
 
 
 def test_digits_shares_and_an_oracle_are_told_where_they_are_given() -> None:

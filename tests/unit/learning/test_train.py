@@ -173,13 +173,25 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(tmp_path: Path) -> No
     assert len(checkpoints(training.folder.best)) == 1
 
 
-def test_an_exam_is_what_chooses_the_best_policy(tmp_path: Path) -> None:
-    learned, exam = ScriptedProblem([]), ScriptedProblem([3, 9, 4])
-    training = start(tmp_path, problem=learned, exam=exam)
+@pytest.mark.parametrize(("script", "best"), [([5, 3, 9, 4], 320), ([9, 3, 5, 4], 0)])
+def test_an_exam_chooses_the_best_policy_and_that_may_be_the_first(
+    script: list[float], best: int, tmp_path: Path
+) -> None:
+    learned, exam, config = ScriptedProblem([]), ScriptedProblem(script[:2] + script), configured(checkpoint_every=480)
+    training = start(tmp_path, config, learned, exam)
+    before = {f"policy.{name}": value.clone() for name, value in training.policy.state_dict().items()}
+    next(training.updates())  # left before its first checkpoint: begun anew
+    training = start(tmp_path, config, learned, exam)
     for _ in training.updates():
         pass
-    assert (training.scores, exam.script) == ([3, 9, 4], [])
-    assert training.folder.best_policy()[1]["step"] == 320
+    assert (training.scores, exam.script) == (script, [])
+    tensors, manifest = training.folder.best_policy()
+    assert manifest["step"] == best
+    if not best:
+        assert_equal(tensors, before)
+    logged = training.folder.read_metrics()
+    assert [line["eval_return"] for line in logged if "eval_return" in line] == script
+    assert [line["step"] for line in logged][:2] == [0, 160]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ PLANS = {
     1: "Instructions kept aside: it did not learn from them before it made these plans.",
     2: "Instructions kept aside: no phase learned from them.",
 }
+OWN_PLANS = "Instructions kept aside: phase 2 did not learn from them."
+"""Of those that a user has given: phase 1 may have had them too."""
 ENDED = STOPPED | {
     "epochs": "stopped: its epochs are used up",
     "early stop": "stopped: its plans no longer improved",
@@ -83,7 +85,8 @@ def write_workflow_report(folder: RunFolder, *, comparison: Scores | None = None
     config, rows, scores = folder.config(), read_rows(folder), comparison or {}
     parts = _by_experts(rows) if config.get("phase") == 1 else _by_returns(config, rows, scores)
     head = _headline(config, folder.summary(), rows, scores)
-    plans = plan_section(read_plans(folder), about=PLANS.get(config.get("phase", 0), ""))
+    about = OWN_PLANS if folder.scenarios.exists() else PLANS.get(config.get("phase", 0), "")
+    plans = plan_section(read_plans(folder), about=about)
     body = [head, parts[0], plans, *parts[1:], settings(config)]
     return write_page(out or folder.report, f"{_title(config)} · {folder.path.name}", "".join(body))
 

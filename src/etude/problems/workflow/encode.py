@@ -17,7 +17,7 @@ from torch import Tensor
 from etude.contracts.ports import TextEncoder
 from etude.problems.base import Obs
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.examples import Example, readable
+from etude.problems.workflow.examples import Example, described
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.plan import Limits
@@ -34,11 +34,12 @@ class Library:
     vectors: Tensor | None  # (distinct, width) float16; None where a network learns them
     mask: Tensor  # (rows, L) bool: where there is a token
     votes: Tensor  # (rows, columns) of similar past queries
+    alike: Tensor  # (rows, T, LIKENESS) to the task types of a catalogue
 
     def to(self, device: torch.device | str) -> Library:
         vectors = None if self.vectors is None else self.vectors.to(device)
-        tokens, mask, votes = (x.to(device) for x in (self.tokens, self.mask, self.votes))
-        return Library(tokens=tokens, vectors=vectors, mask=mask, votes=votes)
+        tokens, mask, votes, alike = (x.to(device) for x in (self.tokens, self.mask, self.votes, self.alike))
+        return Library(tokens=tokens, vectors=vectors, mask=mask, votes=votes, alike=alike)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,7 @@ def make_library(
     encoder: TextEncoder,
     texts: Sequence[str],
     votes: Tensor,
+    alike: Tensor,
     tokenise: Callable[[Sequence[str]], list[list[int]]] | None = None,
 ) -> Library:
     """With `tokenise`, rows of token ids instead of the encoder's vectors."""
@@ -106,7 +108,8 @@ def make_library(
     mask = np.zeros(padded.shape, bool)
     for row, ids in enumerate(found):
         padded[row, : len(ids)], mask[row, : len(ids)] = ids, True
-    return Library(tokens=torch.from_numpy(padded), vectors=vectors, mask=torch.from_numpy(mask), votes=votes)
+    tokens, there = torch.from_numpy(padded), torch.from_numpy(mask)
+    return Library(tokens=tokens, vectors=vectors, mask=there, votes=votes, alike=alike)
 
 
 def _distinct(texts: Sequence[NDArray[np.float32]], width: int) -> tuple[list[list[int]], Tensor]:
@@ -149,8 +152,7 @@ def type_columns(surroundings: Surroundings, votes: Tensor) -> Tensor:
 
 
 def _described(encoder: TextEncoder, entries: Sequence[TaskType] | Sequence[Worker]) -> Tensor:
-    texts = [f"{readable(entry.name)}: {entry.description}" for entry in entries] or [""]
-    return torch.from_numpy(sentences(encoder, texts))
+    return torch.from_numpy(sentences(encoder, [described(entry) for entry in entries] or [""]))
 
 
 def _rows(names: Sequence[str], known: Sequence[str]) -> Tensor:

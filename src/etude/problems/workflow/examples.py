@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from etude.contracts.errors import DataError, PlanError
-from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.plan import in_order
 
 
@@ -132,5 +133,10 @@ def _wording(catalogue: Catalogue, task_type: int, rng: random.Random) -> str:
 
 
 def readable(name: str) -> str:
-    """A name as words: `send_e-mail` and `Flights.Search` to a reader of text."""
-    return name.replace("_", " ").replace(".", " ").strip()
+    """A name as words: `send_e-mail` and `Flights.FindOne` to a reader of text."""
+    return re.sub(r"[_.]|(?<=[a-z0-9])(?=[A-Z])", " ", name).strip()
+
+
+def described(entry: TaskType | Worker) -> str:
+    """All that there is to read about it."""
+    return f"{readable(entry.name)}: {entry.description}"

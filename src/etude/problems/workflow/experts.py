@@ -46,6 +46,7 @@ Choice = Callable[[Obs], Tensor]
 def baselines(
     config: WorkflowConfig, *, device: torch.device | str = "cpu", scenarios: Scenarios | None = None
 ) -> dict[str, Actor]:
+    """Where there is nobody to choose among, without those that only choose."""
     tables = Tables(config, scenarios, device)
     rules, read = tables.rules, read_all(tables.scenarios)
     fresh = rules.begin(1)
@@ -60,7 +61,7 @@ def baselines(
     def praised(obs: Obs, task_type: Tensor) -> Tensor:
         return fresh["success"].expand_as(obs["price"])
 
-    return {
+    actors: dict[str, Actor] = {
         "random": random_choice(rules),
         "cheapest": Planner(tables, read, worker=dear, correction=stubborn),
         "best_single": Planner(tables, read, worker=single, correction=stubborn),
@@ -68,6 +69,10 @@ def baselines(
         "rules": Planner(tables, read, worker=praised, correction=patient),
         "oracle": Oracle(tables, config),
     }
+    if rules.workers == 1:  # these differ in whom they choose
+        for name in ("cheapest", "best_single", "greedy"):
+            del actors[name]
+    return actors
 
 
 def random_choice(rules: Rules) -> Actor:

@@ -19,6 +19,7 @@ from etude.problems.base import Obs
 from etude.problems.workflow.catalogue import Catalogue
 from etude.problems.workflow.encode import Known, Surroundings, make_library, surround, to_drafts
 from etude.problems.workflow.examples import Example, augment
+from etude.problems.workflow.likeness import Likeness
 from etude.problems.workflow.memory import Memory, remember
 from etude.problems.workflow.plan import Limits, Node, Plan
 
@@ -118,7 +119,8 @@ def make_lesson(
     numbers = _sets_of(made, chosen, [course.sets[i] for i in learn])
     texts = [example.instruction for example in (*chosen, *made, *kept)]
     votes = torch.cat([own_votes, memory.votes(reader.encoder, texts[len(past) :])])
-    library = make_library(reader.encoder, texts, votes, reader.tokenise)
+    alike = Likeness(reader.encoder, course.catalogue.task_types)(texts)
+    library = make_library(reader.encoder, texts, votes, alike, reader.tokenise)
     around = surround(reader.encoder, course.catalogue, limits, course.known, memory, library)
     taught = [*chosen, *made]
     drafts = to_drafts(around.rules, taught, range(len(taught)))

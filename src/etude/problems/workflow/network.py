@@ -25,6 +25,7 @@ from etude.problems.distributions import Threshold, masked, sample_categorical
 from etude.problems.workflow.attention import Block, Packing, Pair, turns_of
 from etude.problems.workflow.encode import MAX_TOKENS, Surroundings, type_columns
 from etude.problems.workflow.grammar import Correction, Rules, Status, at
+from etude.problems.workflow.likeness import LIKENESS, WHERE
 
 ERRORS = 8
 """Kinds of error a network tells apart; the first is none."""
@@ -32,9 +33,11 @@ LIVE = 6
 """Live numbers of a worker."""
 BUDGETS = 4
 """Numbers of what a workflow has used up."""
-VOTE_FEATURES, MENTION_FEATURES, LINK_FEATURES = 4, 3, 2
+VOTE_FEATURES, MENTION_FEATURES, LINK_FEATURES = 4, 5, 4
 MATCH = 32
 """Width in which words are matched with task types."""
+FAMILIAR = 5.0
+"""A task type met so often is known half by its name, half by its description."""
 VOTE_SCALE = 5.0
 """Votes are shares below 1; scores are logits."""
 
@@ -55,8 +58,12 @@ class PlannerConfig:
     """Share of activations dropped while imitating."""
     word_dropout: Annotated[float, Ge(0), Lt(1)] = 0.2
     """Share of the instruction's tokens hidden while imitating."""
+    word_noise: Annotated[float, Ge(0)] = 0.7
+    """Noise on the vectors of words while imitating, as a share of their length: words never seen are near others."""
     vote_dropout: Annotated[float, Ge(0), Lt(1)] = 0.5
     """Share of examples that must do without the votes of similar past queries while imitating."""
+    likeness_dropout: Annotated[float, Ge(0), Lt(1)] = 0.3
+    """Share of examples that must do without their likeness to familiar task types while imitating."""
     name_dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
     """Share of task types and workers known by their description alone while imitating, as new ones are."""
 
@@ -67,6 +74,21 @@ class PlannerConfig:
                 f"use a multiple of {2 * self.heads}"
             )
 
+    def undisturbed(self) -> PlannerConfig:
+        """Nothing dropped, no noise."""
+        return replace(
+            self,
+            dropout=0.0,
+            word_dropout=0.0,
+            word_noise=0.0,
+            vote_dropout=0.0,
+            likeness_dropout=0.0,
+            name_dropout=0.0,
+        )
+
+
+OF_INSTRUCTIONS = ("mask", "votes", "alike", "close", "mentioned", "places")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
@@ -75,22 +97,24 @@ class Reading:
     layers: list[Pair]  # what the instruction offers to each
     mask: Tensor  # (n, L) bool: where tokens are
     votes: Tensor  # (n, columns)
+    alike: Tensor  # (n, T, LIKENESS + 1): how alike instruction and types are, and 1
+    close: Tensor  # (n, 1, 1): 0 where the likeness to types known well is not to be seen
     types: Tensor  # (T, d): task types as tokens
     workers: Tensor  # (W, d): workers without what is live of them
     pointers: Tensor  # (T, 2 d): what the deciding token is compared with
     bias: Tensor  # (T,)
     named: Tensor  # (T,) bool: which types are known by name, so that past queries can speak for them
+    familiar: Tensor  # (T,): from 0 for types known by description alone to 1 for those met often
     mentioned: Tensor  # (n, T): how strongly any words of the instruction speak of each type
-    place: Tensor  # (n, T): and where they stand, from 0 to 1
+    places: Tensor  # (n, T, 2): and where they stand, from 0 to 1; where those stand that resemble it most
 
     def take(self, rows: Tensor) -> Reading:
-        own = {name: _rows(getattr(self, name), rows) for name in ("mask", "votes", "mentioned", "place")}
+        own = {name: _rows(getattr(self, name), rows) for name in OF_INSTRUCTIONS}
         return replace(self, layers=[(_rows(k, rows), _rows(v, rows)) for k, v in self.layers], **own)
 
     def spread(self, n: int) -> Reading:
         """The first row n times, without a copy."""
-        names = ("mask", "votes", "mentioned", "place")
-        own = {name: getattr(self, name)[:1].expand(n, *getattr(self, name).shape[1:]) for name in names}
+        own = {name: getattr(self, name)[:1].expand(n, *getattr(self, name).shape[1:]) for name in OF_INSTRUCTIONS}
         layers = [(k[:1].expand(n, *k.shape[1:]), v[:1].expand(n, *v.shape[1:])) for k, v in self.layers]
         return replace(self, layers=layers, **own)
 
@@ -104,9 +128,8 @@ class Reading:
             k[rows], v[rows] = (F.pad(x, (0, 0, 0, spare)) for x in new)
             layers.append((k, v))
         mask = F.pad(self.mask, (0, missing)).index_copy(0, rows, F.pad(other.mask, (0, spare)))
-        names = ("votes", "mentioned", "place")
-        rest = {name: getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names}
-        return replace(other, layers=layers, mask=mask, **rest)
+        own = {name: getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in OF_INSTRUCTIONS[1:]}
+        return replace(other, layers=layers, mask=mask, **own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +172,7 @@ class PlanPolicy(nn.Module):
     """A Policy of workflow problems. `around` holds what it decides within and is not part of its weights."""
 
     around: Surroundings
+    met: Tensor  # (known types,): in how many examples
     _recent: tuple[tuple[Surroundings, bool, int], Tensor, Reading] | None = None  # by what, which rows, what was read
 
     def __init__(
@@ -184,6 +208,8 @@ class PlanPolicy(nn.Module):
         self.type_bias, self.stop = nn.Parameter(torch.zeros(max(1, known_types))), nn.Linear(d, 1)
         self.vote_weight, self.vote_gate = nn.Parameter(torch.tensor([1.0, 1.0, 0.0, 0.0])), _zero(d, VOTE_FEATURES)
         self.word_match, self.type_match = nn.Linear(d, MATCH), nn.Linear(d, MATCH)
+        self.alike_gate = _zero(d, 2 * (LIKENESS + 1))
+        self.register_buffer("met", torch.zeros(max(1, known_types)))
         self.mention_gate, self.link_gate = _zero(d, MENTION_FEATURES), _zero(d, LINK_FEATURES)
         self.link_query, self.link_key = nn.Linear(d, d), nn.Linear(d, d)
         self.link_distance = nn.Parameter(torch.zeros(2 * nodes))
@@ -201,6 +227,10 @@ class PlanPolicy(nn.Module):
     def within(self, surroundings: Surroundings) -> PlanPolicy:
         self.around = surroundings.to(self.start.device)
         return self
+
+    def meet(self, types: Tensor) -> None:
+        """Remember how often each known task type stands in these plans, −1 where there is none."""
+        self.met.copy_(torch.bincount(types[types >= 0], minlength=len(self.met)))
 
     def train(self, mode: bool = True) -> PlanPolicy:
         self._recent = None
@@ -397,16 +427,20 @@ class PlanPolicy(nn.Module):
         lengths = mask.sum(1)
         longest = int(lengths.max())
         mask, tokens = mask[:, :longest], library.tokens[rows, :longest]
-        votes, words = library.votes[rows], Packing(mask)
+        votes, alike, words = library.votes[rows], library.alike[rows], Packing(mask)
+        close = torch.ones((len(rows), 1, 1), dtype=torch.bool, device=mask.device)
         if self.reader is None:
             vectors = cast(Tensor, library.vectors)[words.pack(tokens)].float()  # (words, width)
         else:
             vectors = words.pack(self.reader(tokens, mask))
         if self.training:
+            noise = self.config.word_noise * vectors.norm(dim=1, keepdim=True) / vectors.shape[1] ** 0.5
+            vectors = vectors + noise * torch.randn_like(vectors)
             hidden = torch.rand(mask.shape, device=mask.device) < self.config.word_dropout
             hidden[:, 0] = False
             mask = mask & ~hidden
             votes = votes * (torch.rand((len(rows), 1), device=votes.device) >= self.config.vote_dropout)
+            close = close & (torch.rand(close.shape, device=close.device) >= self.config.likeness_dropout)
         x = self.word_norm(self.text(vectors) + self.words[words.place]) * words.pack(mask)[:, None]  # (words, d)
         x = x + F.gelu(self.nearby(words.neighbours(x)))
         turns = turns_of(words.place, self.config.width // self.config.heads)
@@ -416,18 +450,22 @@ class PlanPolicy(nn.Module):
         layers = [cast(Block, block).offer(whole) for block in self.blocks]
         types, pointers, bias, known = self._read_types()
         mentioned, place = self._mentions(whole, mask, lengths, types)
+        met = self.met[self.around.type_row.clamp(min=0)]
         named = self.worker_names[self.around.worker_row.clamp(min=0)] * self._known(self.around.worker_row)
         return Reading(
             layers=layers,
             mask=mask,
             votes=votes,
+            alike=F.pad(alike, (0, 1), value=1.0),
+            close=close,
             types=types,
             workers=self.worker_text(self.around.worker_text) + named,
             pointers=pointers,
             bias=bias,
             named=known,
+            familiar=known * met / (met + FAMILIAR),
             mentioned=mentioned,
-            place=place,
+            places=torch.stack([place, alike[..., WHERE]], 2),
         )
 
     def _mentions(self, x: Tensor, mask: Tensor, long: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
@@ -503,11 +541,16 @@ class PlanPolicy(nn.Module):
         weights: Tensor = self.vote_weight + self.vote_gate(h)  # (n, t, features)
         scores = scores + (features * weights[:, :, None]).sum(3)
 
-        place = reading.place[:, None].expand(-1, last.shape[1], -1)  # (n, t, T)
-        here = place.gather(2, last.clamp(min=0)[..., None]) * (last >= 0)[..., None]
-        speaks = torch.stack([reading.mentioned[:, None].expand_as(place), place - here, (here - place).relu()], 3)
+        places = reading.places[:, None].expand(-1, last.shape[1], -1, -1)  # (n, t, T, 2)
+        here = places.gather(2, last.clamp(min=0)[..., None, None].expand(-1, -1, 1, 2)) * (last >= 0)[..., None, None]
+        mentioned = reading.mentioned[:, None, :, None].expand_as(places[..., :1])
+        speaks = torch.cat([mentioned, places - here, (here - places).relu()], 3)
         gates: Tensor = self.mention_gate(h)
-        return scores + F.pad((speaks * gates[:, :, None]).sum(3), (0, 1))
+        scores = scores + F.pad((speaks * gates[:, :, None]).sum(3), (0, 1))
+
+        known, strange = (gate @ reading.alike.mT for gate in self.alike_gate(h).chunk(2, 2))  # (n, t, T) each
+        alike = reading.familiar * reading.close * known + (1 - reading.familiar) * strange
+        return scores + F.pad(alike * (1 - used.float()), (0, 1))
 
     def _link_scores(
         self, h: Tensor, task_type: Tensor, place: Tensor, nodes: Tensor, types: Tensor, reading: Reading
@@ -519,8 +562,9 @@ class PlanPolicy(nn.Module):
         code = types[:, None] * self.rules.types + task_type[..., None]  # (n, t, N) of source and target
         agree = around.votes_for(code, reading.votes)
         scores = scores + self.link_distance[distance + self.nodes] + self.link_bias
-        ahead = reading.place.gather(1, task_type)[..., None] - reading.place.gather(1, types.clamp(min=0))[:, None]
-        near: Tensor = torch.stack([ahead, ahead.abs()], 3) @ self.link_gate(h)[..., None]  # (n, t, N, 1)
+        own, others = (_chosen(reading.places, chosen) for chosen in (task_type, types.clamp(min=0)))
+        ahead = own[:, :, None] - others[:, None]  # (n, t, N, 2)
+        near: Tensor = torch.cat([ahead, ahead.abs()], 3) @ self.link_gate(h)[..., None]  # (n, t, N, 1)
         return scores + VOTE_SCALE * self.link_vote * agree + near[..., 0]
 
     def _worker_scores(self, obs: Obs, h: Tensor, task_type: Tensor, reading: Reading) -> Tensor:
@@ -538,6 +582,11 @@ def _rows(x: Tensor, rows: Tensor) -> Tensor:
         return x.index_select(0, rows)
     taken: Tensor = F.embedding(rows, x.flatten(1)).unflatten(1, x.shape[1:])
     return taken
+
+
+def _chosen(x: Tensor, index: Tensor) -> Tensor:
+    """x (n, T, k) at index (n, t): (n, t, k)."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
 def _continued(obs: Obs) -> tuple[Tensor, Tensor]:

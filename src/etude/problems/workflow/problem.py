@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -18,6 +18,7 @@ from etude.problems.workflow.catalogue import Catalogue
 from etude.problems.workflow.encode import Known, Surroundings, make_library, surround
 from etude.problems.workflow.experts import baselines
 from etude.problems.workflow.lesson import Reader
+from etude.problems.workflow.likeness import Likeness
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy
 from etude.problems.workflow.scenarios import Scenarios
@@ -65,7 +66,8 @@ class WorkflowProblem:
         aside, count = self.config.held_out, len(self.scenarios)
         if 2 * aside >= count:
             raise ConfigError(
-                f"office.held_out is {aside}, of {count} scenarios: twice as many are kept aside, nothing is left"
+                f"office.held_out is {aside}, of {count} scenarios: twice as many are kept aside, nothing is left; "
+                "lower it"
             )
         ends = (0, count - 2 * aside, count - aside, count) if aside else (0, count, count, count)
         place = ("learn", "choose", "measure").index(self.part) if aside else 0
@@ -73,7 +75,7 @@ class WorkflowProblem:
 
     def policy(self) -> PlanPolicy:
         """Its weights are those it begins with, if any. Nothing is dropped: PPO compares the same network's odds."""
-        config = replace(self.planner, dropout=0.0, word_dropout=0.0, vote_dropout=0.0, name_dropout=0.0)
+        config = self.planner.undisturbed()
         policy = PlanPolicy(
             config,
             text_width=self.reader.encoder.width,
@@ -114,7 +116,8 @@ class WorkflowProblem:
         encoder, types = self.reader.encoder, len(self.known.task_types)
         memory = no_memory(types, encoder.width) if self.beginning is None else self.beginning.memory
         votes = memory.votes(encoder, self.scenarios.instructions)
-        library = make_library(encoder, self.scenarios.instructions, votes, self.reader.tokenise)
+        alike = Likeness(encoder, self.scenarios.catalogue.task_types)(self.scenarios.instructions)
+        library = make_library(encoder, self.scenarios.instructions, votes, alike, self.reader.tokenise)
         return surround(encoder, self.scenarios.catalogue, self.config.limits, self.known, memory, library)
 
 

@@ -7,18 +7,20 @@ only to say that they are not wanted. The words always determine the plan, thoug
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from etude.contracts.errors import DataError
+from etude.contracts.errors import ConfigError, DataError
 from etude.problems.workflow import phrases
 from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.workflow.examples import Example
 from etude.problems.workflow.plan import Node, Plan, in_order
 
 Phrasings = Literal["seen", "unseen"]
@@ -31,6 +33,8 @@ IMPLIED_SOURCE, IMPLIED_STEP, TURN, NEEDLESS = 0.45, 0.4, 0.3, 0.15
 SHAPES = (0.25, 0.45, 0.15, 0.15)
 """Shares of steps that extend a branch, join two, fork one, or start afresh."""
 TRIES = 24
+FEWEST = 5
+"""Examples that a world is made of at least: some are kept aside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,7 @@ class Scenarios:
     links: Tensor  # (S, K, K) bool: [s, i, j] node i needs node j
     length: Tensor  # (S,) long
     newcomers: tuple[str, ...] = ()  # names of the catalogue that exist only after the shift `new_tool`
+    left_out: Mapping[str, int] = field(default_factory=dict)  # examples no scenario was made of, by what they have
 
     def __len__(self) -> int:
         return len(self.instructions)
@@ -57,6 +62,45 @@ class Scenarios:
             for i in range(int(self.length[row]))
         )
         return Plan(instruction=self.instructions[row], nodes=nodes)
+
+    def records(self) -> list[dict[str, Any]]:
+        """As a training file has them."""
+        found = []
+        for row, instruction in enumerate(self.instructions):
+            count = int(self.length[row])
+            needs = [self.links[row, i].nonzero()[:, 0].tolist() for i in range(count)]
+            targets = {"task_types": self.types[row, :count].tolist(), "dependencies": needs}
+            found.append({"instruction": instruction, "targets": targets})
+        return found
+
+
+def playable(examples: Sequence[Example], catalogue: Catalogue, *, max_nodes: int) -> Scenarios:
+    """Expert workflows as scenarios, in their order; what a world cannot play is left out and counted."""
+    workers = catalogue.workers
+    able = [not workers or any(catalogue.able(w, t.name) for w in workers) for t in catalogue.task_types]
+    kept: dict[str, Example] = {}
+    left_out: Counter[str] = Counter()
+    for example in examples:
+        types = example.targets.task_types
+        has = {
+            "a task type twice": len(set(types)) < len(types),
+            f"more than {max_nodes} subtasks": len(types) > max_nodes,
+            "a subtask that no worker can do": not all(able[t] for t in types),
+            "an instruction that came before": example.instruction.strip() in kept,
+        }
+        reason = next((reason for reason, applies in has.items() if applies), None)
+        if reason is None:
+            kept[example.instruction.strip()] = example
+        else:
+            left_out[reason] += 1
+    if len(kept) < FEWEST:
+        told = "".join(f"; {count} left out with {reason}" for reason, count in left_out.items())
+        raise ConfigError(
+            f"there are {len(kept)} examples to practise on{told}: at least {FEWEST} are needed, some are kept aside; "
+            "give more with --data"
+        )
+    plans = ((e.instruction, e.targets.task_types, e.targets.dependencies) for e in kept.values())
+    return replace(from_examples(plans, catalogue), left_out=left_out)
 
 
 def from_examples(

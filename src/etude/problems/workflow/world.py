@@ -68,7 +68,7 @@ class OfficeConfig:
     scenarios: Annotated[int, Ge(1), Le(1_000_000)] = 16_000
     """Distinct instructions to learn from."""
     held_out: Annotated[int, Ge(0), Le(100_000)] = 1000
-    """Instructions kept aside to choose the best policy by, and as many again to measure it on."""
+    """Instructions kept aside to choose the best policy by, and as many to measure it on; unset, a tenth of --data."""
     scenario_seed: Annotated[int, Ge(0)] = 0
     """Which instructions these are."""
     skill_seed: Annotated[int, Ge(0)] = 0

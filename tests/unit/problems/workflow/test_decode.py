@@ -17,6 +17,7 @@ from etude.problems.base import Obs
 from etude.problems.workflow.catalogue import Catalogue
 from etude.problems.workflow.decode import _extend, ask, plan_by_beam, plan_greedily, take
 from etude.problems.workflow.encode import Known, make_library, surround
+from etude.problems.workflow.likeness import Likeness
 from etude.problems.workflow.memory import remember
 from etude.problems.workflow.metrics import score_plans
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy, Thread
@@ -43,7 +44,8 @@ def make_policy(catalogue: Catalogue, limits: Limits, seed: int, *, scale: float
     with torch.no_grad():
         for value in policy.parameters():
             value.copy_(torch.randn_like(value) * scale)
-    library = make_library(ENCODER, TEXTS, MEMORY.votes(ENCODER, TEXTS))
+    alike = Likeness(ENCODER, catalogue.task_types)(TEXTS)
+    library = make_library(ENCODER, TEXTS, MEMORY.votes(ENCODER, TEXTS), alike)
     return policy.within(surround(ENCODER, catalogue, limits, KNOWN, MEMORY, library)).train(False)
 
 

@@ -20,6 +20,7 @@ from etude.problems.workflow.encode import (
 )
 from etude.problems.workflow.examples import Example, Targets
 from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.likeness import Likeness
 from etude.problems.workflow.memory import Memory, remember
 from etude.problems.workflow.plan import Limits
 from etude.text.ngrams import NGramEncoder
@@ -42,8 +43,9 @@ def catalogue(types: Sequence[str], workers: Sequence[str] = ()) -> Catalogue:
 
 def around(types: Sequence[str], workers: Sequence[str] = ()) -> Surroundings:
     texts = ["one", "two and more"]
-    library = make_library(ENCODER, texts, MEMORY.votes(ENCODER, texts))
-    return surround(ENCODER, catalogue(types, workers), LIMITS, KNOWN, MEMORY, library)
+    own = catalogue(types, workers)
+    library = make_library(ENCODER, texts, MEMORY.votes(ENCODER, texts), Likeness(ENCODER, own.task_types)(texts))
+    return surround(ENCODER, own, LIMITS, KNOWN, MEMORY, library)
 
 
 def named(pairs: torch.Tensor, types: Sequence[str]) -> list[tuple[str, str]]:
@@ -95,8 +97,8 @@ def test_an_entry_is_read_by_its_name_and_description() -> None:
 
 def test_a_library_has_a_row_for_each_text_padded_and_masked() -> None:
     texts = ["", "one two three", "one"]
-    votes = torch.rand(3, 5)
-    library = make_library(ENCODER, texts, votes)
+    votes, alike = torch.rand(3, 5), torch.rand(3, 2, 4)
+    library = make_library(ENCODER, texts, votes, alike)
     assert library.tokens.shape == (3, 3)
     assert library.vectors is not None
     assert library.vectors.shape == (4, 16)  # nothing, one, two, three
@@ -107,11 +109,12 @@ def test_a_library_has_a_row_for_each_text_padded_and_masked() -> None:
         np.testing.assert_array_equal(read, tokens.astype(np.float16))
     assert not library.tokens[~library.mask].any()
     assert library.votes is votes
+    assert library.alike is alike
 
 
 def test_of_a_long_text_the_beginning_is_read() -> None:
     long = " ".join(f"w{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(MAX_TOKENS + 70))
-    library = make_library(ENCODER, ["short", long], torch.zeros(2, 1))
+    library = make_library(ENCODER, ["short", long], torch.zeros(2, 1), torch.zeros(2, 1, 4))
     assert library.mask.sum(1).tolist() == [1, MAX_TOKENS]
     assert library.vectors is not None
     read = library.vectors[library.tokens[1]]
@@ -122,7 +125,7 @@ def test_where_vectors_are_learned_a_library_has_token_ids() -> None:
     def tokenise(texts: Sequence[str]) -> list[list[int]]:
         return [[len(word) for word in text.split()] for text in texts]
 
-    library = make_library(ENCODER, ["a bcd", "", "x " * 500], torch.zeros(3, 1), tokenise)
+    library = make_library(ENCODER, ["a bcd", "", "x " * 500], torch.zeros(3, 1), torch.zeros(3, 1, 4), tokenise)
     assert library.tokens.dtype == torch.int64
     assert library.tokens.shape == (3, MAX_TOKENS)
     assert library.tokens[0, :2].tolist() == [1, 3]

@@ -132,6 +132,17 @@ def brute_force(tables: Tables, obs: Obs, row: int, *, corrections: int, replans
     return value(0, 0, frozenset(), corrections, replans)
 
 
+@pytest.mark.parametrize("workers", [(), TINY.workers[:1]])
+def test_where_there_is_nobody_to_choose_among_nothing_that_chooses_is_compared(workers: tuple[Worker, ...]) -> None:
+    given = from_examples([("a then b", [0, 1], [[], [0]])], Catalogue(task_types=TINY.task_types, workers=workers))
+    actors = baselines(SMALL, scenarios=given)
+    assert list(actors) == ["random", "rules", "oracle"]
+    returns = {
+        name: play(WorkflowWorld(SMALL, n=64, scenarios=given), a)["return"].mean() for name, a in actors.items()
+    }
+    assert returns["random"] < returns["oracle"]
+
+
 def test_its_values_are_those_of_brute_force() -> None:
     tables, world = Tables(SMALL, CHAIN, "cpu"), WorkflowWorld(SMALL, n=24, scenarios=CHAIN)
     obs = world.reset(0)

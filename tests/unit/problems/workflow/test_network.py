@@ -20,8 +20,9 @@ from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.encode import Known, make_library, surround, to_drafts
 from etude.problems.workflow.examples import Example, Targets
 from etude.problems.workflow.grammar import Correction, Rules, Status
+from etude.problems.workflow.likeness import LIKENESS, WHOLE, Likeness
 from etude.problems.workflow.memory import remember
-from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.network import FAMILIAR, PlannerConfig, PlanPolicy
 from etude.problems.workflow.plan import Limits
 from etude.text.ngrams import NGramEncoder
 from tests.language import CATALOGUE, WORDS, examples
@@ -45,7 +46,9 @@ def make_policy(
     with torch.no_grad():
         for value in policy.parameters():
             value.copy_(torch.randn_like(value) * (0.5 if value.dim() > 1 else 0.3))
-    library = make_library(ENCODER, texts, MEMORY.votes(ENCODER, texts))
+    policy.met.copy_(torch.tensor([0.0, 1, 5, 20, 100, 3]))
+    alike = Likeness(ENCODER, catalogue.task_types)(texts)
+    library = make_library(ENCODER, texts, MEMORY.votes(ENCODER, texts), alike)
     return policy.within(surround(ENCODER, catalogue, limits, KNOWN, MEMORY, library)).train(False)
 
 
@@ -104,6 +107,18 @@ def drafts(draw: st.DrawFn, rows: int = 3) -> Obs:
         )
         found.append(Example(instruction="", targets=targets))
     return to_drafts(POLICY.rules, found, draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows)))
+
+
+def test_undisturbed_nothing_is_left_to_chance() -> None:
+    policy = make_policy()
+    whole = by_name(policy, ["fetch", "draw", "mail"])
+    policy.config = policy.config.undisturbed()
+    for block in (*policy.readers, *policy.blocks):
+        block.dropout.p = policy.config.dropout
+    policy.train()
+    one, two = policy.teach(whole), policy.teach(whole)
+    close(one.types, two.types)
+    close(one.links, two.links)
 
 
 # What is taught is what is decided
@@ -373,12 +388,58 @@ def test_in_another_order_workers_have_the_same_scores() -> None:
 
 
 def test_an_added_task_type_leaves_the_others_scores_and_a_withdrawn_one_too() -> None:
-    before = type_scores(POLICY, by_name(POLICY, ["fetch", "draw"]))
-    more = make_policy(CATALOGUE.added(TaskType(name="sing", description="sing a song")))
-    after = type_scores(more, by_name(more, ["fetch", "draw"]))
+    """But for their likeness to the instruction, which counts from the mean of those there are."""
+
+    def without_likeness(catalogue: Catalogue) -> Tensor:
+        policy = make_policy(catalogue)
+        policy.alike_gate.weight.zero_()
+        policy.alike_gate.bias.zero_()
+        policy.around.library.alike.zero_()
+        return type_scores(policy, by_name(policy, ["fetch", "draw"]))
+
+    before = without_likeness(CATALOGUE)
+    after = without_likeness(CATALOGUE.added(TaskType(name="sing", description="sing a song")))
     close(after[:, [0, 1, 2, 3, 4, 5, 7]], before)
-    fewer = make_policy(CATALOGUE.withdrawn("count"))
-    close(type_scores(fewer, by_name(fewer, ["fetch", "draw"])), before[:, [0, 1, 2, 4, 5, 6]])
+    close(without_likeness(CATALOGUE.withdrawn("count")), before[:, [0, 1, 2, 4, 5, 6]])
+
+
+def weigh_likeness(policy: PlanPolicy, *, familiar: float, strange: float) -> PlanPolicy:
+    """Likeness as a whole counts so much, whatever the draft."""
+    policy.alike_gate.weight.zero_()
+    policy.alike_gate.bias.zero_()
+    policy.alike_gate.bias[WHOLE], policy.alike_gate.bias[LIKENESS + 1 + WHOLE] = familiar, strange
+    return policy
+
+
+def test_likeness_counts_by_how_often_a_type_was_met() -> None:
+    new = CATALOGUE.added(TaskType(name="new", description="sing a song"))
+
+    def gained(*, familiar: float, strange: float) -> Tensor:
+        """What likeness adds to the scores, for each standard deviation of it."""
+        one, none = (weigh_likeness(make_policy(new), familiar=a, strange=b) for a, b in ((familiar, strange), (0, 0)))
+        d = begin(one, [0, 1, 2])
+        added = type_scores(one, d, t=0) - type_scores(none, d, t=0)
+        assert not added[:, -1].any()  # stop resembles nothing
+        return (added[:, :-1] / one.around.library.alike[..., WHOLE]).mean(0)
+
+    met = torch.cat([POLICY.met, torch.zeros(1)])  # the new one never
+    close(gained(familiar=1, strange=0), met / (met + FAMILIAR))
+    close(gained(familiar=0, strange=1), FAMILIAR / (met + FAMILIAR))
+
+
+def test_likeness_speaks_once_for_a_type() -> None:
+    one, none = (weigh_likeness(make_policy(), familiar=a, strange=a) for a in (1.0, 0.0))
+    whole = by_name(one, ["fetch", "draw"])
+    added = type_scores(one, whole) - type_scores(none, whole)
+    used = whole["types"][0, :2]
+    assert not added[:, used].any()
+    assert (added[:, :-1].count_nonzero(1) == 4).all()
+
+
+def test_types_are_met_as_often_as_they_stand_in_plans() -> None:
+    policy = make_policy()
+    policy.meet(torch.tensor([[0, 2, -1], [2, 5, 2]]))
+    assert policy.met.tolist() == [1, 0, 3, 0, 0, 1]
 
 
 def test_a_task_type_never_seen_is_known_by_its_description_alone() -> None:

@@ -17,6 +17,7 @@ from etude.problems.base import Action, Obs
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.encode import Known, make_library, surround
 from etude.problems.workflow.experts import random_choice
+from etude.problems.workflow.likeness import Likeness
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.problem import no_memory
@@ -322,7 +323,8 @@ def test_a_planner_decides_in_it(replay: Replay) -> None:
     encoder, limits = NGramEncoder(32), Limits(max_nodes=4)
     known = Known(task_types=("summarise", "translate"), workers=("cheap", "dear", "linguist"))
     memory = no_memory(2, encoder.width)
-    library = make_library(encoder, replay.texts, memory.votes(encoder, replay.texts))
+    alike = Likeness(encoder, CATALOGUE.task_types)(replay.texts)
+    library = make_library(encoder, replay.texts, memory.votes(encoder, replay.texts), alike)
     torch.manual_seed(0)
     policy = PlanPolicy(
         PlannerConfig(width=16, layers=1, heads=2), text_width=32, known_types=2, known_workers=3, nodes=4

@@ -7,10 +7,22 @@ from random import Random
 
 import pytest
 
-from etude.contracts.errors import DataError
+from etude.contracts.errors import ConfigError, DataError
 from etude.problems.workflow import phrases
+from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.workflow.examples import to_examples
 from etude.problems.workflow.plan import Limits, Node, Plan
-from etude.problems.workflow.scenarios import Scenarios, Speaker, Steps, draw_steps, from_examples, generate
+from etude.problems.workflow.scenarios import (
+    FEWEST,
+    Scenarios,
+    Speaker,
+    Steps,
+    draw_steps,
+    from_examples,
+    generate,
+    playable,
+)
+from tests.language import CATALOGUE, chain, examples
 
 NAMES = [t.name for t in phrases.CATALOGUE.task_types]
 
@@ -150,3 +162,46 @@ def test_examples_are_put_in_order_and_those_with_a_repeated_type_left_out() -> 
 def test_bad_examples_are_named(example: tuple[str, list[int], list[list[int]]], complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         from_examples([example], phrases.CATALOGUE)
+
+
+# Expert workflows of a user
+
+
+def test_what_a_world_cannot_play_is_left_out_and_counted() -> None:
+    idle = CATALOGUE.updated("quick", available=False)  # the other one translates and summarises alone
+    good = [chain(f"translate letter {i}, then summarise it", [1, 2]) for i in range(FEWEST)]
+    spoilt = [
+        chain("translate it twice", [1, 1]),
+        chain("and again", [2, 2]),
+        chain("translate, summarise, count", [1, 2, 3]),
+        chain("mail it", [5]),
+        chain(" translate letter 0, then summarise it", [2]),
+    ]
+    made = playable([*spoilt[:4], *good, spoilt[4]], idle, max_nodes=2)
+    assert made.instructions == tuple(example.instruction for example in good)
+    assert made.left_out == {
+        "a task type twice": 2,
+        "more than 2 subtasks": 1,
+        "a subtask that no worker can do": 1,
+        "an instruction that came before": 1,
+    }
+    nobody = Catalogue(task_types=CATALOGUE.task_types)
+    assert playable([*good, spoilt[3]], nobody, max_nodes=2).left_out == {}
+
+
+def test_too_few_are_refused_with_what_was_left_out() -> None:
+    given = [*(chain(f"mail letter {i}", [5]) for i in range(FEWEST - 1)), chain("mail it twice", [5, 5])]
+    with pytest.raises(ConfigError) as refused:
+        playable(given, CATALOGUE, max_nodes=4)
+    told = str(refused.value)
+    assert told.startswith("there are 4 examples to practise on; 1 left out with a task type twice: at least 5")
+    assert told.endswith("give more with --data")
+
+
+def test_scenarios_are_written_as_a_training_file_and_read_back() -> None:
+    for scenarios in (generate(0, 50), playable(examples(60), CATALOGUE, max_nodes=4)):
+        catalogue = scenarios.catalogue
+        read = to_examples(scenarios.records(), catalogue, max_nodes=10, source="here")
+        again = playable(read, catalogue, max_nodes=10)
+        assert [again.plan(row) for row in range(len(again))] == [scenarios.plan(row) for row in range(len(scenarios))]
+        assert again.left_out == {}
