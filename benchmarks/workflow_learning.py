@@ -28,8 +28,7 @@ from etude.settings import Settings, resolve
 
 EPISODES = 4096
 SEED = 2_000_003
-SHIFTS = ("degraded", "new_tool", "phrasings")
-AGAIN = 20_000  # workflows of the training after a shift
+SHIFTS = {"degraded": 20_000, "new_tool": 20_000, "phrasings": 80_000}  # workflows of the training after each
 
 
 def settings(seed: int, given: argparse.Namespace, *chosen: str) -> Settings:
@@ -71,10 +70,10 @@ def one(seed: int, root: Path, given: argparse.Namespace) -> None:
     seconds["p2"] = trained(second, outcomes, outcomes.updates)
     measured(second)
     print(f"seed {seed}: {json.dumps(seconds)} after {time.perf_counter() - began:.0f} s", flush=True)
-    for shift in SHIFTS if given.shifts else ():
+    for shift, workflows in SHIFTS.items() if given.shifts else ():
         folder = root / f"{seed}" / shift
         folder.mkdir(exist_ok=True)
-        short = [f"office.shift={shift}", f"training.phase2_rl.num_episodes={AGAIN}"]
+        short = [f"office.shift={shift}", f"training.phase2_rl.num_episodes={workflows}"]
         again = make_outcomes(settings(seed, given, *short), folder, second)
         seconds[shift] = trained(folder, again, again.updates)
         measured(folder)

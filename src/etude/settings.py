@@ -56,7 +56,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "phase1_supervised": {
                 "batch_size": 64,
                 "learning_rate": 3e-4,
-                "num_epochs": 8,
+                "num_epochs": 12,
                 "validation_share": 0.05,
                 "synthetic_augmentations": 0,
                 "final_epochs": 2,

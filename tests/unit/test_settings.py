@@ -120,7 +120,7 @@ def test_the_office_preset_leaves_what_is_not_its_own() -> None:
     resolved = resolve(preset="office", assignments=["planner.width=16"])
     settings, phase = resolved.settings, resolved.settings.training.phase1_supervised
     assert (settings.limits.max_nodes, settings.limits.max_corrections, settings.limits.max_replans) == (10, 3, 1)
-    assert (settings.planner.width, settings.planner.dropout, phase.num_epochs, phase.final_epochs) == (16, 0.0, 8, 2)
+    assert (settings.planner.width, settings.planner.dropout, phase.num_epochs, phase.final_epochs) == (16, 0.0, 12, 2)
     assert settings.training.phase2_rl == Settings().training.phase2_rl
     assert settings.training.phase2_rl.world(settings.office, settings.limits).held_out == 1000
     assert resolved.origins["training.phase1_supervised.num_epochs"] == "preset office"

@@ -60,7 +60,7 @@ class ImitationConfig:
     """What is left of it then."""
     early_stop_patience: Annotated[int, Ge(1)] | None = None
     """Epochs without a better score before training ends; null is 2, or 4 where a text transformer learns along."""
-    final_epochs: Annotated[int, Ge(0)] = 2
+    final_epochs: Annotated[int, Ge(0)] = 1
     """Epochs over all examples, those kept aside too, from the best weights at the end."""
     average: Annotated[float, Ge(0), Lt(1)] = 0.99
     """Decay of the running mean of the weights that plans are made with."""

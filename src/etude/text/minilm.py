@@ -51,13 +51,18 @@ class MiniLM(nn.Module):
         return model
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states (n, L, width) of ids (n, L); `mask` (n, L) is true where there is a token."""
-        x: Tensor = self.words(ids) + self.positions.weight[: ids.shape[1]]  # (n, L, width)
-        x = self.dropout(self.norm(x))
-        seen = mask.bool()[:, None, None, :]  # (n, heads, queries, keys)
-        for layer in self.layers:
-            x = layer(x, seen)
-        return x
+        """Hidden states (n, L, width) of ids (n, L); `mask` (n, L) is true where there is a token.
+
+        A processor that multiplies bfloat16 does so while it learns, which takes little more than half the time.
+        """
+        short = self.training and ids.device.type == "cpu" and _multiplies_bfloat16()
+        with torch.autocast("cpu", torch.bfloat16, enabled=short):
+            x: Tensor = self.words(ids) + self.positions.weight[: ids.shape[1]]  # (n, L, width)
+            x = self.dropout(self.norm(x))
+            seen = mask.bool()[:, None, None, :]  # (n, heads, queries, keys)
+            for layer in self.layers:
+                x = layer(x, seen)
+        return x.float()
 
 
 class Layer(nn.Module):
@@ -83,6 +88,11 @@ class Layer(nn.Module):
         x = self.norm1(x + self.dropout(self.attended(heads.transpose(1, 2).flatten(2))))
         out: Tensor = self.norm2(x + self.dropout(self.narrow(F.gelu(self.wide(x)))))
         return out
+
+
+def _multiplies_bfloat16() -> bool:
+    told = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return told is not None and bool(told())
 
 
 class MiniLMEncoder:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from etude.contracts.errors import ConfigError, MissingExtraError  # noqa: E402
-from etude.text import packages  # noqa: E402
+from etude.text import minilm, packages  # noqa: E402
 from etude.text.minilm import CLS, SEP, MiniLM, MiniLMEncoder, tokenise  # noqa: E402
 from etude.text.sentence import sentences  # noqa: E402
 from tests.unit.text.weights import needs_minilm  # noqa: E402
@@ -141,11 +141,11 @@ def test_pretrained_weights_can_be_tuned_and_leave_the_random_state_alone() -> N
     model = MiniLM.pretrained()
     assert torch.equal(torch.get_rng_state(), state)
     ids = torch.tensor([tokenise(["a cat"])[0]])
-    before = model(ids, torch.ones_like(ids)).detach()
+    before = model.eval()(ids, torch.ones_like(ids)).detach()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(ids, torch.ones_like(ids))[..., 0].sum().backward()
+    model.train()(ids, torch.ones_like(ids))[..., 0].sum().backward()
     optimiser.step()
-    after = model(ids, torch.ones_like(ids)).detach()
+    after = model.eval()(ids, torch.ones_like(ids)).detach()
     assert after[..., 0].sum() < before[..., 0].sum()
     np.testing.assert_allclose(encoder().tokens(["a cat"])[0], before[0].numpy(), atol=1e-5)
 
@@ -169,6 +169,22 @@ def test_every_weight_learns() -> None:
     model(ids, torch.ones_like(ids)).pow(3).sum().backward()
     still = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
     assert still == []
+
+
+@needs_minilm
+@pytest.mark.parametrize("can", [True, False])
+def test_it_learns_in_bfloat16_where_the_processor_can_and_answers_in_float32(
+    can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(minilm, "_multiplies_bfloat16", lambda: can)
+    model, mask = MiniLM.pretrained(), torch.ones((2, 6), dtype=torch.bool)
+    ids = torch.randint(1000, 20000, (2, 6), generator=torch.Generator().manual_seed(0))
+    answered, learned = model.eval()(ids, mask), model.train()(ids, mask)
+    assert (answered.dtype, learned.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(answered, learned) is not can
+    torch.testing.assert_close(learned, answered, atol=0.03, rtol=0.03)
+    learned.sum().backward()
+    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in model.parameters())
 
 
 def test_dropout_is_drawn_in_training_only() -> None:

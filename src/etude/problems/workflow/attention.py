@@ -63,7 +63,7 @@ class Packing:
     """Ragged rows of words without what fills them up: only what is there is computed."""
 
     def __init__(self, mask: Tensor) -> None:
-        """`mask` (n, L) bool: where there is a word; each row's stand at its front."""
+        """`mask` (n, L) bool: where there is a word; each row has its first."""
         self.shape, self.index = mask.shape, mask.flatten().nonzero()[:, 0]
         self.place = self.index % mask.shape[1]  # (words,) each word's in its row
 
@@ -78,7 +78,7 @@ class Packing:
         return padded
 
     def neighbours(self, x: Tensor) -> Tensor:
-        """(words, d) to (words, 3 d): the word before, the word, the word after; 0 at the ends of a row."""
+        """(words, d) to (words, 3 d): a word between those before and after it that are there; 0 at the ends."""
         first = (self.place == 0)[:, None]
         before = F.pad(x, (0, 0, 1, -1)).masked_fill(first, 0)
         after = F.pad(x, (0, 0, -1, 1)).masked_fill(F.pad(first, (0, 0, -1, 1), value=True), 0)

@@ -21,6 +21,9 @@ from etude.problems.workflow.metrics import f1
 from etude.problems.workflow.network import PlanPolicy, Thread
 from etude.problems.workflow.plan import Plan
 
+TOGETHER = 128
+"""Drafts planned at once on a CPU, those of like length: little of what is read is padding."""
+
 
 def ask(policy: PlanPolicy, surroundings: Surroundings, library: Library) -> Obs:
     """Empty drafts about every instruction of a library, for a policy that decides within it from now on."""
@@ -33,8 +36,19 @@ def plan_greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) 
     """One plan for each draft, which are empty and have the row of their instruction."""
     if not instructions:
         return []
+    policy.rules.check(drafts)
+    lengths = policy.around.library.mask[drafts["instruction"]].sum(1)
+    plans: dict[int, Plan] = {}
+    for rows in lengths.argsort(stable=True).split(
+        TOGETHER if policy.rules.device.type == "cpu" else len(instructions)
+    ):
+        chosen = rows.tolist()
+        plans |= zip(chosen, _greedily(policy, take(drafts, rows), [instructions[i] for i in chosen]), strict=True)
+    return [plans[i] for i in range(len(instructions))]
+
+
+def _greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) -> list[Plan]:
     rules = policy.rules
-    rules.check(drafts)
     reading, alive = policy.read(drafts["instruction"]), torch.arange(len(instructions), device=rules.device)
     finished = {name: value.clone() for name, value in drafts.items()}
     d = drafts

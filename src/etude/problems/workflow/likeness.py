@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from etude.contracts.ports import TextEncoder, Vectors
@@ -18,8 +16,8 @@ from etude.text.sentence import sentences, unit
 WHOLE, NAME, PART, WHERE = range(4)
 """What is said about a text and a task type."""
 LIKENESS = 4
-WINDOWS = (2, 4, 8)
-"""Lengths of the parts of a text, in tokens."""
+DOUBLINGS = 3
+"""Parts of a text have 2, 4 and 8 tokens."""
 CHUNK = 512
 """Texts at once: the tokens of more would take gigabytes."""
 
@@ -36,30 +34,41 @@ class Likeness:
         self.encoder = encoder
         self.types = sentences(encoder, [described(entry) for entry in task_types] or [""])  # (T, width)
         names = encoder.tokens([readable(entry.name) for entry in task_types] or [""])
-        words = [[word.tobytes() for word in name.astype(np.float16)] for name in names]
-        often = Counter(word for name in words for word in set(name))
-        rarity = [np.array([np.log((1 + len(names)) / often[word]) for word in name]) for name in words]
-        self.words = unit(np.concatenate(names).astype(np.float64))  # (words of all names, width)
-        self.weights = np.concatenate([own / own.sum() for own in rarity]).astype(np.float32)
-        self.starts = np.cumsum([0, *map(len, words)])[:-1]  # of each name
+        distinct, which = np.unique(np.concatenate(names), axis=0, return_inverse=True)
+        self.words = unit(distinct.astype(np.float64))  # (distinct words, width)
+        self.starts = np.cumsum([0, *map(len, names)])[:-1]  # where each name's words begin in
+        self.which = which.ravel()  # (words of all names,) the number of each
+        often = np.bincount(np.concatenate([np.unique(own) for own in np.split(self.which, self.starts[1:])]))
+        rarity = np.log((1 + len(names)) / often)[self.which]
+        self.weights = (rarity / np.add.reduceat(rarity, self.starts).repeat([*map(len, names)])).astype(np.float32)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """(texts, T, LIKENESS): each but WHERE in standard deviations from its mean over the types."""
         found = np.zeros((len(texts), len(self.types), LIKENESS), np.float32)
         for start in range(0, len(texts), CHUNK):
             for row, tokens in enumerate(self.encoder.tokens(texts[start : start + CHUNK]), start):
-                self._compare(tokens.astype(np.float64), found[row])
+                self._compare(tokens, found[row])
         spread = found[..., :WHERE]
         spread -= spread.mean(1, keepdims=True)
         spread /= np.maximum(spread.std(1, keepdims=True), 1e-6)
         return torch.from_numpy(found)
 
-    def _compare(self, tokens: NDArray[np.float64], found: Vectors) -> None:
+    def _compare(self, tokens: Vectors, found: Vectors) -> None:
         """Tokens (tokens, width) of one text with every type: into (T, LIKENESS)."""
-        sums = np.concatenate([np.zeros_like(tokens[:1]), tokens.cumsum(0)])
-        sizes = [size for size in WINDOWS if size <= len(tokens)] or [len(tokens)]
-        parts = unit(np.concatenate([sums[-1:], *(sums[size:] - sums[:-size] for size in sizes)])) @ self.types.T
-        middle = np.concatenate([np.arange(len(tokens) - size + 1) + size / 2 for size in sizes]) / len(tokens)
-        found[:, WHOLE], found[:, PART], found[:, WHERE] = parts[0], parts[1:].max(0), middle[parts[1:].argmax(0)]
-        nearest = (self.words @ unit(tokens).T).max(1)
+        tokens = tokens / max(float(np.abs(tokens).max()), 1e-30)  # the squares of what float32 holds, it does not hold
+        products = tokens @ self.types.T  # (tokens, T): a part's is the sum of its tokens'
+        found[:, WHOLE] = products.sum(0)  # its length is the same for all types
+        parts = [(1, tokens, products)]
+        for _ in range(DOUBLINGS):
+            size, vectors, sums = parts[-1]
+            if len(vectors) > size:
+                parts.append((2 * size, vectors[:-size] + vectors[size:], sums[:-size] + sums[size:]))
+        parts = parts[1:] or parts
+        lengths = np.concatenate([np.linalg.norm(vectors, axis=1) for _, vectors, _ in parts])
+        alike = np.concatenate([sums for _, _, sums in parts]) / np.maximum(lengths, 1e-12)[:, None]
+        middle = np.concatenate([np.arange(len(vectors)) + size / 2 for size, vectors, _ in parts]) / len(tokens)
+        best = alike.argmax(0)
+        found[:, PART], found[:, WHERE] = alike[best, np.arange(len(best))], middle[best]
+        near = tokens / np.maximum(np.linalg.norm(tokens, axis=1, keepdims=True), 1e-12)
+        nearest = (self.words @ near.T).max(1)[self.which]
         found[:, NAME] = np.add.reduceat(nearest * self.weights, self.starts)

@@ -427,34 +427,36 @@ class PlanPolicy(nn.Module):
         lengths = mask.sum(1)
         longest = int(lengths.max())
         mask, tokens = mask[:, :longest], library.tokens[rows, :longest]
-        votes, alike, words = library.votes[rows], library.alike[rows], Packing(mask)
-        close = torch.ones((len(rows), 1, 1), dtype=torch.bool, device=mask.device)
+        votes, alike = library.votes[rows], library.alike[rows]
+        seen, close = mask, torch.ones((len(rows), 1, 1), dtype=torch.bool, device=mask.device)
+        if self.training:
+            hidden = torch.rand(mask.shape, device=mask.device) < self.config.word_dropout
+            hidden[:, 0] = False
+            seen = mask & ~hidden
+            votes = votes * (torch.rand((len(rows), 1), device=votes.device) >= self.config.vote_dropout)
+            close = close & (torch.rand(close.shape, device=close.device) >= self.config.likeness_dropout)
+        words = Packing(seen)
         if self.reader is None:
             vectors = cast(Tensor, library.vectors)[words.pack(tokens)].float()  # (words, width)
         else:
             vectors = words.pack(self.reader(tokens, mask))
-        if self.training:
+        if self.training and self.config.word_noise:
             noise = self.config.word_noise * vectors.norm(dim=1, keepdim=True) / vectors.shape[1] ** 0.5
             vectors = vectors + noise * torch.randn_like(vectors)
-            hidden = torch.rand(mask.shape, device=mask.device) < self.config.word_dropout
-            hidden[:, 0] = False
-            mask = mask & ~hidden
-            votes = votes * (torch.rand((len(rows), 1), device=votes.device) >= self.config.vote_dropout)
-            close = close & (torch.rand(close.shape, device=close.device) >= self.config.likeness_dropout)
-        x = self.word_norm(self.text(vectors) + self.words[words.place]) * words.pack(mask)[:, None]  # (words, d)
+        x = self.word_norm(self.text(vectors) + self.words[words.place])  # (words, d)
         x = x + F.gelu(self.nearby(words.neighbours(x)))
         turns = turns_of(words.place, self.config.width // self.config.heads)
         for reader in self.readers:
-            x = cast(Block, reader).read(x, words, mask[:, None, None], turns)
+            x = cast(Block, reader).read(x, words, seen[:, None, None], turns)
         whole = words.unpack(x)
         layers = [cast(Block, block).offer(whole) for block in self.blocks]
         types, pointers, bias, known = self._read_types()
-        mentioned, place = self._mentions(whole, mask, lengths, types)
+        mentioned, place = self._mentions(whole, seen, lengths, types)
         met = self.met[self.around.type_row.clamp(min=0)]
         named = self.worker_names[self.around.worker_row.clamp(min=0)] * self._known(self.around.worker_row)
         return Reading(
             layers=layers,
-            mask=mask,
+            mask=seen,
             votes=votes,
             alike=F.pad(alike, (0, 1), value=1.0),
             close=close,

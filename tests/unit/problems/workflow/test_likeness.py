@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude.contracts.ports import Vectors
 from etude.problems.workflow.catalogue import TaskType
 from etude.problems.workflow.likeness import LIKENESS, NAME, PART, WHERE, WHOLE, Likeness
 from etude.text.ngrams import NGramEncoder
@@ -68,3 +71,12 @@ def test_texts_are_compared_one_by_one() -> None:
     texts = [f"mail {i} parcels" for i in range(600)]  # more than are read at once
     together, alone = COMPARE(texts), COMPARE(texts[599:])
     np.testing.assert_allclose(together[599:], alone, atol=1e-5)
+
+
+def test_the_size_of_vectors_does_not_matter() -> None:
+    class Loud(NGramEncoder):
+        def tokens(self, texts: Sequence[str]) -> list[Vectors]:
+            return [found * np.float32(1e30) for found in super().tokens(texts)]
+
+    texts = ["mail a parcel", "one", "reserve a seat on the flight and tell whether it rains"]
+    torch.testing.assert_close(Likeness(Loud(64), TYPES)(texts), COMPARE(texts))
