@@ -3,8 +3,9 @@
 Tokens of the instruction read each other; a token for the workflow and one for each node so far read the instruction
 and what stands before them. The last of them picks a correction and points at a task type or *stop*; the token of the
 node that it adds, which knows its type and reads the instruction again, points at earlier nodes and at a worker. Task
-types and workers are known by the vectors of their descriptions and, those seen in training, by name as well; votes of
-similar past queries and live numbers (price, speed, success) add to the scores.
+types and workers are known by the vectors of their descriptions and, those seen in training, by name as well; how alike
+instruction and descriptions are, votes of similar past queries and live numbers (price, speed, success) add to the
+scores.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class PlannerConfig:
 
 
 OF_INSTRUCTIONS = ("mask", "votes", "alike", "close", "mentioned", "places")
+"""Parts of a reading that have a row for each instruction; the others are of the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -541,14 +543,14 @@ class PlanPolicy(nn.Module):
         again = F.pad(used, (0, 1)).float()
         features = torch.stack([VOTE_SCALE * for_type * (1 - again), VOTE_SCALE * next_, again, for_type], 3)
         weights: Tensor = self.vote_weight + self.vote_gate(h)  # (n, t, features)
-        scores = scores + (features * weights[:, :, None]).sum(3)
+        scores = scores + (features @ weights[..., None])[..., 0]
 
         places = reading.places[:, None].expand(-1, last.shape[1], -1, -1)  # (n, t, T, 2)
         here = places.gather(2, last.clamp(min=0)[..., None, None].expand(-1, -1, 1, 2)) * (last >= 0)[..., None, None]
         mentioned = reading.mentioned[:, None, :, None].expand_as(places[..., :1])
         speaks = torch.cat([mentioned, places - here, (here - places).relu()], 3)
         gates: Tensor = self.mention_gate(h)
-        scores = scores + F.pad((speaks * gates[:, :, None]).sum(3), (0, 1))
+        scores = scores + F.pad((speaks @ gates[..., None])[..., 0], (0, 1))
 
         known, strange = (gate @ reading.alike.mT for gate in self.alike_gate(h).chunk(2, 2))  # (n, t, T) each
         alike = reading.familiar * reading.close * known + (1 - reading.familiar) * strange
