@@ -134,7 +134,7 @@ def test_phase_2_of_a_planner_killed_ends_like_one_never_interrupted(
     assert etude(*imitate(first, "--quiet")) == 0
     assert etude(*go_on(first, whole, "--quiet")) == 0
     command = [str(part) for part in go_on(first, killed)]
-    kill(killed, command, lambda: count_lines(killed) >= 2)  # a checkpoint was written with the first update
+    kill(killed, command, lambda: count_lines(killed) >= 3)  # evaluated, and a checkpoint written with the first update
     assert RunFolder(killed).summary() is None
     assert etude(*command) == 0
     assert "resuming after" in capsys.readouterr().out

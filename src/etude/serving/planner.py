@@ -46,13 +46,10 @@ class Planner:
     @catalogue.setter
     def catalogue(self, catalogue: Catalogue) -> None:
         """Decide among these task types and workers from now on; it may hold ones never seen."""
-        self._alike = Likeness(self.reader.encoder, catalogue.task_types)
-        nothing = make_library(
-            self.reader.encoder, [""], self.memory.votes(self.reader.encoder, [""]), self._alike([""])
-        )
-        self._around: Surroundings = surround(
-            self.reader.encoder, catalogue, self.limits, self.known, self.memory, nothing
-        )
+        encoder, alike = self.reader.encoder, Likeness(self.reader.encoder, catalogue.task_types)
+        nothing = make_library(encoder, [""], self.memory.votes(encoder, [""]), alike([""]))
+        self._around: Surroundings = surround(encoder, catalogue, self.limits, self.known, self.memory, nothing)
+        self._alike = alike
         self._catalogue = catalogue
 
     def plan(self, instruction: str) -> Plan:

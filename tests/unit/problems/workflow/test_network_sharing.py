@@ -167,7 +167,7 @@ def test_only_what_a_plan_really_begins_with_is_shared(
         close(together.value[row : row + 1], alone.value)
     before = policy.evaluate(same, action)
     moved = (together.value - before.value).abs() + (together.log_prob - before.log_prob).abs()
-    assert moved[where] > 1e-3  # it does matter
+    assert moved[where] > 3e-4  # it does matter
     assert moved[1 - where] < 1e-4
 
 
@@ -239,7 +239,7 @@ def same_reading(found: Reading, expected: Reading) -> None:
     assert torch.equal(found.mask[:, :width], expected.mask[:, :width])
     assert not found.mask[:, width:].any()
     assert not expected.mask[:, width:].any()
-    for name in ("votes", "types", "pointers", "bias", "mentioned", "place"):
+    for name in ("votes", "alike", "types", "pointers", "bias", "familiar", "mentioned", "places"):
         close(getattr(found, name), getattr(expected, name))
     there = found.mask[:, :width]
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
@@ -308,7 +308,7 @@ def test_within_other_surroundings_it_reads_anew() -> None:
     policy, around = make_policy(), PROBLEM.surroundings
     policy.recall(ROWS)
     library = around.library
-    turned = replace(library, tokens=library.tokens.flip(0), mask=library.mask.flip(0), votes=library.votes.flip(0))
+    turned = replace(library, **{name: getattr(library, name).flip(0) for name in ("tokens", "mask", "votes", "alike")})
     policy.within(replace(around, library=turned))
     same_reading(policy.recall(ROWS), policy.read(ROWS))
     assert policy.recall(ROWS).mask.sum(1).tolist() == LENGTHS.flip(0)[ROWS].tolist()
