@@ -9,6 +9,7 @@ from pathlib import Path
 
 from etude.bootstrap.planner import make_plan_policy, make_reader, write_catalogue
 from etude.bootstrap.runs import CATALOGUE
+from etude.contracts.errors import DataError
 from etude.learning.imitation import ImitationTraining
 from etude.learning.runs import RunFolder
 from etude.learning.train import resolve_device
@@ -67,6 +68,8 @@ def read_sets(
     """Files of examples, each with its catalogue or the one beside it, and what tells them from others."""
     sets, hashes = [], []
     for file, own in data:
+        if not file.exists():  # told before its catalogue, which would stand beside it
+            raise DataError(f"{file}: cannot be read (no such file): expected a training file")
         catalogue_file = own or file.with_name(CATALOGUE)
         catalogue = read_catalogue(catalogue_file)
         sets.append((catalogue, read_examples(file, catalogue, max_nodes=max_nodes)))

@@ -101,6 +101,7 @@ def test_what_training_cannot_begin_with(tmp_path: Path, capsys: Captured) -> No
     both = refused(capsys, *command(data, out, "--catalogue", catalogue, "--catalogue", catalogue))
     assert "there are 1 --data and 2 --catalogue" in both
     assert "none.json: cannot be read" in refused(capsys, *command(tmp_path / "none.json", out))
+    assert "none.json: cannot be read" in refused(capsys, *command(tmp_path / "elsewhere" / "none.json", out))
     assert "unknown encoder 'ngram'" in refused(capsys, *command(data, out, "--encoder", "ngram"))
     assert "ngrams" in refused(capsys, *command(data, out, "--encoder", "ngram"))
     assert "num_epochs is 0" in refused(capsys, *command(data, out, num_epochs="0"))
