@@ -28,7 +28,7 @@ from etude.settings import Settings, resolve
 
 EPISODES = 4096
 SEED = 2_000_003
-SHIFTS = {"degraded": 20_000, "new_tool": 20_000, "phrasings": 80_000}  # workflows of the training after each
+SHIFTS = {"degraded": 40_000, "new_tool": 40_000, "phrasings": 80_000}  # workflows of the training after each
 
 
 def settings(seed: int, given: argparse.Namespace, *chosen: str) -> Settings:

@@ -27,7 +27,7 @@ class OutcomesConfig(Rewards):
     """How it learns."""
     learning_rate: Annotated[float, Gt(0)] = 1e-3
     """Adam's step size at the start."""
-    num_episodes: Annotated[int, Ge(1)] = 80_000
+    num_episodes: Annotated[int, Ge(1)] = 140_000
     """Workflows to learn from."""
     max_steps_per_episode: Annotated[int, Ge(1)] = 50
     """Decisions of one workflow; limits that allow more are refused."""
