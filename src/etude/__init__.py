@@ -6,12 +6,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["__version__", "load"]
+__all__ = ["Orchestrator", "__version__", "load"]
 
 __version__ = "0.1.0"
 
 with suppress(ImportError):  # Gymnasium is optional, and knows an environment only once it is registered
     from etude.problems.allocation import registration as registration
+
+
+def __getattr__(name: str) -> Any:
+    """`etude.Orchestrator(policy, workers)` carries plans out; it comes when it is asked for."""
+    if name == "Orchestrator":
+        from etude.orchestrator.executor import Orchestrator
+
+        return Orchestrator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load(path: str | Path, *, seed: int = 0) -> Any:

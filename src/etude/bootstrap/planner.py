@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -84,4 +85,13 @@ def load_planner(path: Path) -> Planner:
         limits=settings.limits,
         beam=settings.training.phase1_supervised.beam,
         step=beginning.step,
+        version=version_of(path, beginning),
     )
+
+
+def version_of(path: Path, beginning: Beginning) -> str:
+    """The run's name and what its weights are: another training, another version."""
+    digest = sha256()
+    for name, value in sorted(beginning.weights.items()):
+        digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+    return f"{find_root(path).resolve().name}@{digest.hexdigest()[:12]}"

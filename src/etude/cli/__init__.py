@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import etude
-from etude.cli import config, demo, evaluate, runs, train, workflow
+from etude.cli import collect, config, demo, evaluate, prepare, run, runs, train, workflow
 from etude.cli.display import fail
 from etude.contracts.errors import EtudeError, MissingExtraError
 
@@ -25,6 +25,9 @@ app = typer.Typer(
 app.add_typer(train.app, name="train")
 app.command("evaluate")(evaluate.evaluate_run)
 app.command("plan")(workflow.plan)
+app.command("run")(run.run)
+app.command("collect")(collect.collect)
+app.command("prepare")(prepare.prepare)
 app.add_typer(runs.app, name="runs")
 app.add_typer(config.app, name="config")
 app.command("demo")(demo.demo)

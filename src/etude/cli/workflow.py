@@ -59,7 +59,7 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Phase 1: at most this many passes.", show_default="50")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Phase 1: examples per step.", show_default="32")] = None,
     episodes: Annotated[
-        int | None, typer.Option(help="Phase 2: workflows to learn from.", show_default="80000")
+        int | None, typer.Option(help="Phase 2: workflows to learn from.", show_default="140000")
     ] = None,
     shift: Annotated[
         str | None,
@@ -280,7 +280,7 @@ def plan(
     planner = load_planner(run)
     if catalogue is not None:
         planner.catalogue = read_catalogue(catalogue)
-    made = planner.plan(_stdin() if instruction == "-" else instruction)
+    made = planner.plan(read_stdin() if instruction == "-" else instruction)
     if svg is not None:
         svg.write_text(to_svg(made))
     if as_json:
@@ -291,7 +291,7 @@ def plan(
             console().print(f"\ndrawn in {svg}", markup=False)
 
 
-def _stdin() -> str:
+def read_stdin() -> str:
     """Whatever is piped in; bytes that are no text become marks of it."""
     return sys.stdin.buffer.read().decode("utf-8", errors="replace")
 

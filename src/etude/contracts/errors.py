@@ -9,6 +9,9 @@ EtudeError
 ├── PlanError          a plan is not a DAG, or not one of its catalogue within its limits
 ├── DataError          a record of a data file is not what its format says
 ├── EndpointError      a service does not answer, or not with what was asked for
+├── WorkersError       a workers file, or what it describes, cannot be used
+├── LogError           an execution log cannot be read or written
+├── WorkerError        an attempt at a subtask failed (in `work.py`, with its Fault)
 └── MissingExtraError  an optional dependency is not installed
     └── MissingPackageError  a package that comes without its own dependencies is not installed
 """
@@ -48,6 +51,14 @@ class DataError(EtudeError):
 
 class EndpointError(EtudeError):
     """A service does not answer, or not with what was asked for."""
+
+
+class WorkersError(EtudeError):
+    """A workers file, or what it describes, cannot be used."""
+
+
+class LogError(EtudeError):
+    """An execution log cannot be read or written."""
 
 
 class MissingExtraError(EtudeError):

@@ -9,11 +9,13 @@ import pytest
 
 import etude
 from etude.bootstrap import load_planner
+from etude.contracts.decision import Decision
 from etude.contracts.errors import CatalogueError, PlanError
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.lesson import to_plan
 from etude.problems.workflow.metrics import score_plans
-from etude.problems.workflow.plan import Plan
+from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.progress import Live, Progress
 from etude.serving.planner import Planner
 from tests.language import CAREFUL, CATALOGUE, WORDS, examples, trained_run
 
@@ -165,3 +167,42 @@ def test_it_is_loaded_by_its_folder_or_a_checkpoint(run: Path) -> None:
     other = etude.load(next((run / "best").iterdir()))
     assert isinstance(other, Planner)
     assert other.plan("Please mail the letter") == planner.plan("Please mail the letter")
+
+
+# Deciding for an execution
+
+
+def deciding(planner: Planner, *, explore: bool = False) -> tuple[Progress, list[Decision]]:
+    decider = planner.decider(explore=explore)
+    live = [Live(w.cost_usd(), w.latency_ms, 0.5, True, None) for w in planner.catalogue.workers]
+    progress = Progress(instruction="Please fetch the letter, then mail it")
+    return progress, decider.about(progress.instruction, seed=5).plan(progress, live)
+
+
+def test_an_execution_begins_with_the_plan_that_plan_gives(planner: Planner) -> None:
+    wanted = planner.plan("Please fetch the letter, then mail it")
+    progress, decisions = deciding(planner)
+    names = [planner.catalogue.task_types[step.task_type].name for step in progress.steps]
+    assert names == kinds(wanted)
+    assert [planner.catalogue.workers[step.worker].name for step in progress.steps] == [n.worker for n in wanted.nodes]
+    assert [d.propensity for d in decisions] == [1.0] * (len(wanted.nodes) + 1)
+    assert {d.policy for d in decisions} == {planner.version}
+
+
+def test_to_explore_it_draws_and_says_how_probable_that_was(planner: Planner) -> None:
+    chances = [d.propensity for d in deciding(planner, explore=True)[1]]
+    assert all(chance is not None and 0 < chance < 1 for chance in chances)
+
+
+def test_it_decides_with_the_workers_and_limits_it_is_given(planner: Planner) -> None:
+    only = CATALOGUE.withdrawn(*(w.name for w in CATALOGUE.workers[1:]))
+    decider = planner.decider(catalogue=only, limits=Limits(max_nodes=1000, max_attempts=7))
+    assert decider.catalogue == only
+    assert (decider.limits.max_nodes, decider.limits.max_attempts) == (planner.policy.nodes, 7)
+
+
+def test_another_training_is_another_version(run: Path, planner: Planner) -> None:
+    name, _, digest = planner.version.partition("@")
+    assert name == run.name
+    assert len(digest) == 12
+    assert load_planner(run).version == planner.version

@@ -119,13 +119,13 @@ def augment(examples: Sequence[Example], catalogue: Catalogue, count: int, rng: 
     rarity = [(sum(uses[t] for t in e.targets.task_types) / len(e.targets.task_types)) ** -0.5 for e in examples]
     made = []
     for example in rng.choices(examples, rarity, k=count):
-        asked = [_wording(catalogue, t, rng) for t in example.targets.task_types]
+        asked = [wording(catalogue, t, rng) for t in example.targets.task_types]
         text = rng.choice(OPENINGS) + asked[0] + "".join(rng.choice(CONNECTIVES) + part for part in asked[1:])
         made.append(Example(instruction=f"{text}.", targets=example.targets))
     return made
 
 
-def _wording(catalogue: Catalogue, task_type: int, rng: random.Random) -> str:
+def wording(catalogue: Catalogue, task_type: int, rng: random.Random) -> str:
     entry = catalogue.task_types[task_type]
     name = readable(entry.name).lower()
     description = entry.description.strip().rstrip(".").lower()

@@ -49,7 +49,6 @@ def baselines(
     """Where there is nobody to choose among, without those that only choose."""
     tables = Tables(config, scenarios, device)
     rules, read = tables.rules, read_all(tables.scenarios)
-    fresh = rules.begin(1)
     widest = tables.worth(config).nan_to_num(neginf=0).sum(0)  # (W,): the best single worker has done well before
 
     def dear(obs: Obs, task_type: Tensor) -> Tensor:
@@ -58,15 +57,12 @@ def baselines(
     def single(obs: Obs, task_type: Tensor) -> Tensor:
         return torch.where(widest == widest.max(), 1.0, -obs["price"])
 
-    def praised(obs: Obs, task_type: Tensor) -> Tensor:
-        return fresh["success"].expand_as(obs["price"])
-
     actors: dict[str, Actor] = {
         "random": random_choice(rules),
-        "cheapest": Planner(tables, read, worker=dear, correction=stubborn),
-        "best_single": Planner(tables, read, worker=single, correction=stubborn),
-        "greedy": Planner(tables, read, worker=praised, correction=stubborn),
-        "rules": Planner(tables, read, worker=praised, correction=patient),
+        "cheapest": Planner(rules, read, worker=dear, correction=stubborn),
+        "best_single": Planner(rules, read, worker=single, correction=stubborn),
+        "greedy": Planner(rules, read, worker=praised(rules), correction=stubborn),
+        "rules": Planner(rules, read, worker=praised(rules), correction=patient),
         "oracle": Oracle(tables, config),
     }
     if rules.workers == 1:  # these differ in whom they choose
@@ -92,6 +88,12 @@ def random_choice(rules: Rules) -> Actor:
     return act
 
 
+def praised(rules: Rules) -> Score:
+    """Who has the best reputation, whatever has been seen of them since."""
+    reputation = rules.begin(1)["success"]
+    return lambda obs, task_type: reputation.expand_as(obs["price"])
+
+
 def stubborn(obs: Obs) -> Tensor:
     """Try again as long as it is allowed, then give up."""
     return _liking(obs, {Correction.RETRY: 1.0})
@@ -107,9 +109,9 @@ def patient(obs: Obs) -> Tensor:
 class Planner:
     """Draws up a known plan for each instruction, its next node that is not there yet, until all are."""
 
-    def __init__(self, tables: Tables, plans: Scenarios, *, worker: Score, correction: Choice) -> None:
-        self.rules, self.worker, self.correction = tables.rules, worker, correction
-        self.types, self.links = plans.types.to(tables.rules.device), plans.links.to(tables.rules.device)
+    def __init__(self, rules: Rules, plans: Scenarios, *, worker: Score, correction: Choice) -> None:
+        self.rules, self.worker, self.correction = rules, worker, correction
+        self.types, self.links = plans.types.to(rules.device), plans.links.to(rules.device)
 
     def __call__(self, obs: Obs, generator: Generator) -> Action:
         rules, T = self.rules, self.rules.types
@@ -141,7 +143,7 @@ class Oracle(Planner):
     """
 
     def __init__(self, tables: Tables, config: WorkflowConfig) -> None:
-        super().__init__(tables, tables.scenarios, worker=self._praise, correction=self._correct)
+        super().__init__(tables.rules, tables.scenarios, worker=self._praise, correction=self._correct)
         self.tables, self.config, self.limits = tables, config, config.limits
         self.listed = self.rules.begin(1)["latency"]
         worth = tables.worth(config)

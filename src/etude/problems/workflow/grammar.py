@@ -49,6 +49,8 @@ UNKNOWN_SUCCESS = 0.5
 """Success so far of a worker that nobody has tried."""
 
 
+WORKERS = ("available", "price", "latency", "success", "calls", "tried")
+"""What a draft has for each worker, (n, W)."""
 NODES = ("types", "workers", "cost", "duration", "ready", "finish", "status", "attempts")
 """What a draft has for each node, (n, N)."""
 
@@ -250,6 +252,27 @@ class Rules:
             plan.check(self.catalogue, self.limits)
             found.append(plan)
         return found
+
+    def actions(self, plan: Plan) -> list[Action]:
+        """What draws up this plan, node by node, and stops."""
+        types = {t.name: i for i, t in enumerate(self.catalogue.task_types)}
+        workers = {w.name: i for i, w in enumerate(self.catalogue.workers)}
+        abort, stop = torch.tensor([int(Correction.ABORT)]), torch.tensor([self.types])
+        nobody, nothing = torch.tensor([0]), torch.zeros((1, self.nodes), dtype=torch.bool)
+        found = [
+            {
+                "correction": abort,
+                "type": torch.tensor([types[node.task_type]]),
+                "links": nothing.index_fill(1, torch.tensor(node.dependencies, dtype=torch.long), True),
+                "worker": torch.tensor([workers[node.worker]]) if node.worker is not None else nobody,
+            }
+            for node in plan.nodes
+        ]
+        return [*found, {"correction": abort, "type": stop, "links": nothing, "worker": nobody}]
+
+    def is_empty(self, draft: Obs) -> bool:
+        """Whether nothing has been planned yet."""
+        return not bool(draft["length"].any() or draft["replans"].any())
 
     def _append(self, d: Obs, grows: Tensor, task_type: Tensor, links: Tensor) -> tuple[Obs, Tensor]:
         """A node more where a draft grows, given to nobody yet, and (n, N) bool which it is."""

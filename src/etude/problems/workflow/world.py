@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -34,6 +34,7 @@ from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.scenarios import Scenarios, generate
 
 State = dict[str, Tensor]
+Number = TypeVar("Number", float, Tensor)
 Uniform = Callable[..., Tensor]
 """A shape to numbers in [0, 1)."""
 
@@ -156,7 +157,7 @@ def charge(config: WorkflowConfig, cost_usd: Tensor, latency_ms: Tensor) -> Tens
     return config.beta * 100 * cost_usd + config.gamma_latency * latency_ms / 1000
 
 
-def flakiness(load: Tensor) -> Tensor:
+def flakiness(load: Number) -> Number:
     """The chance of a transient error."""
     return FLAKY + FLAKY_LOADED * load
 

@@ -1,0 +1,1 @@
+"""What carries subtasks out, one kind a file, behind the port `Worker`."""

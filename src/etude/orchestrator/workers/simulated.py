@@ -1,0 +1,88 @@
+"""The simulated office's workers: they take their time, fail as in the world that policies learn in, and cost nothing.
+
+Run them in virtual time, unless somebody wants to watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from etude.contracts.work import Fault, Reply, Subtask, Verdict, WorkerError
+from etude.orchestrator.crew import Crew
+from etude.problems.workflow.office import Day, Office
+from etude.problems.workflow.progress import Live
+from etude.problems.workflow.world import ErrorCategory
+
+FAULTS = {
+    ErrorCategory.TRANSIENT: (Fault.TIMEOUT, "no answer in time"),
+    ErrorCategory.CAPABILITY: (Fault.INVALID_OUTPUT, "the result is not usable"),
+    ErrorCategory.MISSING_INPUT: (Fault.WRONG_INPUT, "something it needs is missing"),
+    ErrorCategory.NOT_APPLICABLE: (Fault.NOT_APPLICABLE, "nobody asked for this"),
+}
+
+
+class SimulatedCrew(Crew):
+    """A crew whose every workflow has a day of its own: other loads, another worker down."""
+
+    def __init__(self, office: Office, *, seed: int = 0) -> None:
+        self.office, self.luck, self.days = office, Random(seed), dict[str, Day]()
+        catalogue = office.catalogue
+        self.kinds = {t.name: i for i, t in enumerate(catalogue.task_types)}
+        workers = {w.name: SimulatedWorker(w.name, i, self) for i, w in enumerate(catalogue.workers)}
+        forever = dict.fromkeys(workers, float(10**9))  # time is up when the office says so
+        super().__init__(catalogue, workers, judge=Client(self), timeout_s=forever)
+        for member, success in zip(self.members, office.success_so_far(self.luck), strict=True):
+            member.success = success
+
+    def begin(self, workflow: str, instruction: str) -> None:
+        self.days[workflow] = self.office.begin(instruction, self.luck)
+
+    def end(self, workflow: str) -> None:
+        del self.days[workflow]
+
+    def live(self, workflow: str, *, now_s: float) -> tuple[Live, ...]:
+        return self.office.live(self.days[workflow], [member.success for member in self.members])
+
+
+class SimulatedWorker:
+    """A Worker of the office."""
+
+    def __init__(self, name: str, index: int, crew: SimulatedCrew) -> None:
+        self.name, self.index, self.crew = name, index, crew
+
+    async def check(self) -> None:
+        """It is always there."""
+
+    def most_usd(self, subtask: Subtask) -> float | None:
+        return None
+
+    async def do(self, subtask: Subtask) -> Reply:
+        office, day = self.crew.office, self.crew.days[subtask.workflow]
+        await asyncio.sleep(office.latency_ms(day, self.index) / 1000)
+        kind, given = self.crew.kinds[subtask.task_type], [self.crew.kinds[i.task_type] for i in subtask.inputs]
+        outcome = office.attempt(day, kind, given, self.index, self.crew.luck.random())
+        usd = office.catalogue.workers[self.index].cost_usd()
+        if outcome != ErrorCategory.NONE:
+            fault, message = FAULTS[outcome]
+            raise WorkerError(message, fault=fault, cost_usd=usd)
+        return Reply(output=f"{subtask.task_type} by {self.name}", cost_usd=usd)
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+
+class Client:
+    """A Verifier: whoever asked, who knows what was wanted."""
+
+    def __init__(self, crew: SimulatedCrew) -> None:
+        self.crew = crew
+
+    async def check(self) -> None:
+        """Always there."""
+
+    async def __call__(self, subtask: Subtask, output: object) -> Verdict:
+        done = {self.crew.kinds[made.task_type] for made in subtask.inputs}
+        missing = self.crew.days[subtask.workflow].needs.keys() - done
+        names = ", ".join(sorted(self.crew.catalogue.task_types[kind].name for kind in missing))
+        return Verdict(ok=not missing, reason=f"not done: {names}" if missing else "")

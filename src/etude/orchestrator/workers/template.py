@@ -1,0 +1,73 @@
+"""Templates of prompts and commands: a subtask in, a text out. A mistake in one is told when it is read."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from etude.contracts.errors import WorkersError
+from etude.contracts.work import Input, Subtask
+
+Field = Callable[[Subtask], str]
+
+
+def as_text(output: Any) -> str:
+    """An output as a prompt shows it: text as it is, all else as JSON, or as Python shows what JSON cannot."""
+    if isinstance(output, str):
+        return output
+    try:
+        return json.dumps(output, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return reprlib.repr(output)
+
+
+def _inputs(inputs: Sequence[Input]) -> str:
+    return "\n\n".join(f"Result of {made.task_type}:\n{as_text(made.output)}" for made in inputs)
+
+
+FIELDS: Mapping[str, Field] = {
+    "instruction": lambda subtask: subtask.instruction,
+    "task_type": lambda subtask: subtask.task_type,
+    "description": lambda subtask: subtask.description,
+    "inputs": lambda subtask: _inputs(subtask.inputs),
+    "input": lambda subtask: as_text(subtask.inputs[-1].output) if subtask.inputs else "",
+}
+"""The variables of a template. `inputs` is all that earlier subtasks made, with headings; `input` the last of it."""
+
+
+class Template:
+    """A text with variables in braces; a brace that is meant is doubled. What is filled in is never read as one."""
+
+    def __init__(self, what: str, text: str, *, more: Iterable[str] = ()) -> None:
+        """`what` it is, for error messages; `more` variables, which `render` is given."""
+        self._parts = _parsed(what, text, (*FIELDS, *more))
+        self.variables = tuple(variable for _, variable in self._parts if variable)
+
+    def render(self, subtask: Subtask, **more: str) -> str:
+        return "".join(literal + self._value(variable, subtask, more) for literal, variable in self._parts)
+
+    def _value(self, variable: str, subtask: Subtask, more: Mapping[str, str]) -> str:
+        if not variable:
+            return ""
+        return more[variable] if variable in more else FIELDS[variable](subtask)
+
+
+def _parsed(what: str, text: str, known: Sequence[str]) -> list[tuple[str, str]]:
+    """Literal text and the variable after it, "" where there is none; WorkersError for what is no variable."""
+    doubled = "double each brace that is meant: {{ and }}"
+    try:
+        parts = list(Formatter().parse(text))
+    except ValueError as error:
+        raise WorkersError(f"{what} cannot be read ({error}): {doubled}") from error
+    for _, variable, spec, conversion in parts:
+        if variable is not None and (variable not in known or spec or conversion):
+            close = difflib.get_close_matches(variable, known, n=1)
+            guess = f"did you mean {{{close[0]}}}? " if close else ""
+            shown = variable + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            allowed = ", ".join(f"{{{name}}}" for name in known)
+            raise WorkersError(f"{what} has an unknown variable {{{shown}}}: {guess}Known are {allowed}; {doubled}")
+    return [(literal, variable or "") for literal, variable, _, _ in parts]

@@ -1,0 +1,171 @@
+"""How far one workflow is, and what a policy reads of it: plain Python while it is carried out, a draft to decide by.
+
+An execution changes these objects; `to_draft` writes them down as `Rules` want them, with what is known by now: what
+was spent and when it ended instead of what was expected. `amend` is `Rules.amend` for one workflow, without tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from etude.problems.base import Obs
+from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules, Status
+from etude.problems.workflow.plan import in_order
+
+
+class Live(NamedTuple):
+    """A worker now."""
+
+    usd: float  # of a typical call
+    latency_ms: float  # of a typical call
+    success: float  # share of calls that succeeded so far
+    available: bool
+    calls: float | None  # left; None is unlimited
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Step:
+    """A node: what it is, and how far."""
+
+    task_type: int
+    worker: int
+    dependencies: list[Step]
+    status: Status = Status.PLANNED
+    attempts: int = 1  # given out, the one that is planned included
+    begun: bool = False  # the attempt that is planned is under way
+    cost_usd: float = 0.0  # of the last attempt: what is expected, then what it was
+    ready_ms: float = 0.0  # before which it cannot start; when it started, once it has
+    latency_ms: float = 0.0  # expected, then what it was
+    output: Any = None
+    tries: list[Any] = field(default_factory=list)  # what an execution keeps of each attempt
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """One workflow. Times are ms since it began."""
+
+    instruction: str
+    steps: list[Step] = field(default_factory=list)
+    dropped: list[Step] = field(default_factory=list)  # replanned away
+    spent_usd: float = 0.0  # by attempts that have ended
+    clock_ms: float = 0.0  # before which nothing new can start
+    failed: Step | None = None  # what is to be corrected
+    error: int = 0  # an ErrorCategory, of the failed one
+    corrections: int = 0
+    replans: int = 0
+    beyond: dict[int, set[int]] = field(default_factory=dict)  # by task type: workers that proved unable to do it
+    tried: set[int] = field(default_factory=set)  # those of the step that failed last
+
+    def fail(self, step: Step, error: int, *, unable: bool) -> None:
+        """A step is to be corrected next; `unable` where that is a matter of who tried."""
+        if unable:
+            self.beyond.setdefault(step.task_type, set()).add(step.worker)
+        self.failed, self.error, self.tried = step, error, self.beyond.get(step.task_type, set())
+
+    @property
+    def reserved_usd(self) -> float:
+        """What is planned or under way is expected to cost."""
+        return sum(step.cost_usd for step in self.steps if step.status == Status.PLANNED)
+
+    def ready(self) -> list[Step]:
+        """What can begin: nothing that it depends on is still to be done or to be corrected."""
+        waits = (Status.PLANNED, Status.FAILED)
+        return [
+            step
+            for step in self.steps
+            if step.status == Status.PLANNED
+            and not step.begun
+            and not any(before.status in waits for before in step.dependencies)
+        ]
+
+    def add(self, task_type: int, dependencies: Sequence[Step], worker: int, live: Live, ready_ms: float) -> Step:
+        step = Step(
+            task_type=task_type,
+            worker=worker,
+            dependencies=list(dependencies),
+            cost_usd=live.usd,
+            latency_ms=live.latency_ms,
+            ready_ms=ready_ms,
+        )
+        self.steps.append(step)
+        return step
+
+    def amend(
+        self, correction: Correction, live: Sequence[Live], *, now_ms: float, task_type: int = -1, worker: int = -1
+    ) -> None:
+        """The failed step after its correction. A replan drops what is not done; planning on is another matter."""
+        step = self.failed
+        assert step is not None
+        self.failed, self.error = None, 0
+        if correction == Correction.ABORT:
+            return
+        self.corrections += 1
+        if correction == Correction.SKIP:
+            step.status = Status.SKIPPED
+        elif correction == Correction.REPLAN:
+            self.dropped += [s for s in self.steps if s.status != Status.DONE]
+            self.steps = [s for s in self.steps if s.status == Status.DONE]
+            for kept in self.steps:
+                kept.dependencies = [s for s in kept.dependencies if s.status == Status.DONE]
+            self.replans, self.clock_ms = self.replans + 1, now_ms
+        else:
+            if correction == Correction.REPAIR:
+                step.dependencies.append(self.add(task_type, step.dependencies, worker, live[worker], now_ms))
+            elif correction == Correction.SWITCH:
+                step.worker = worker
+            step.status, step.begun, step.attempts = Status.PLANNED, False, step.attempts + 1
+            step.cost_usd, step.latency_ms, step.ready_ms = live[step.worker].usd, live[step.worker].latency_ms, now_ms
+
+
+def to_draft(rules: Rules, progress: Progress, live: Sequence[Live], *, now_ms: float = 0.0) -> Obs:
+    """One draft, (1, …) tensors, about instruction 0."""
+    d, steps = rules.begin(1), progress.steps
+    place = {id(step): i for i, step in enumerate(steps)}
+    needs = [[place[id(before)] for before in step.dependencies] for step in steps]
+    finish = _finish(steps, needs, now_ms)
+    d["price"][0], d["latency"][0], d["success"][0] = torch.tensor(
+        [[w.usd, w.latency_ms, w.success] for w in live], dtype=torch.float64
+    ).T
+    d["available"][0] = torch.tensor([w.available for w in live])
+    calls = [UNLIMITED if w.calls is None else float(w.calls) for w in live]
+    for i, step in enumerate(steps):
+        if step.status == Status.PLANNED and not step.begun:
+            calls[step.worker] -= 1
+        d["links"][0, i, needs[i]] = True
+    d["calls"][0] = torch.tensor(calls, dtype=torch.float64)
+    k = len(steps)
+    for name, values in (
+        ("types", [step.task_type for step in steps]),
+        ("workers", [step.worker for step in steps]),
+        ("cost", [step.cost_usd for step in steps]),
+        ("duration", [step.latency_ms for step in steps]),
+        ("ready", [step.ready_ms for step in steps]),
+        ("finish", finish),
+        ("status", [int(step.status) for step in steps]),
+        ("attempts", [step.attempts for step in steps]),
+    ):
+        d[name][0, :k] = torch.tensor(values, dtype=d[name].dtype)
+    d["length"][0], d["spent"][0] = k, progress.spent_usd + progress.reserved_usd
+    d["clock"][0], d["corrections"][0], d["replans"][0] = progress.clock_ms, progress.corrections, progress.replans
+    if progress.failed is not None:
+        d["failed"][0], d["error"][0] = place[id(progress.failed)], progress.error
+    d["tried"][0, list(progress.tried)] = True
+    return d | {"instruction": torch.zeros(1, dtype=torch.long)}
+
+
+def _finish(steps: Sequence[Step], needs: Sequence[Sequence[int]], now_ms: float) -> list[float]:
+    """When each step ended or will end, as things stand."""
+    finish = [0.0] * len(steps)
+    for i in in_order(needs):
+        step = steps[i]
+        start = max([step.ready_ms, *(finish[j] for j in needs[i])])
+        if step.status != Status.PLANNED:  # it started then and took so long
+            start = step.ready_ms
+        finish[i] = start + step.latency_ms
+        if step.begun and step.status == Status.PLANNED:
+            finish[i] = max(finish[i], now_ms)
+    return finish
