@@ -5,26 +5,111 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-SMALL = ("--max-steps", "10000", "--episodes", "10")
+SMALL = ("--executions", "60", "--workflows", "100", "--compare", "10")
+SMALL_ALLOCATION = ("--max-steps", "10000", "--episodes", "10")
+POLICIES = ("rules", "phase 1", "phase 2", "random", "cheapest", "best_single", "greedy", "oracle")
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "etude.cli", *args]
 
 
 def etude(*args: str, cwd: Path) -> str:
-    command = [sys.executable, "-m", "etude.cli", *args]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=120)
+    done = subprocess.run(command(*args), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_demo_trains_compares_and_reports(tmp_path: Path) -> None:
-    (tmp_path / "etude.yaml").write_text("allocation: {variant: matched}\n")  # not the demo's business
+def memory_mb(told: str) -> int:
+    found = re.search(r"at most ([\d,]+) MB", told)
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+def interrupt_while_collecting(*args: str, cwd: Path) -> str:
+    """Ctrl-C once the first workflows are logged."""
+    with subprocess.Popen(
+        command(*args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=ENVIRONMENT
+    ) as demo:
+        assert demo.stdout is not None
+        told = ""
+        for line in demo.stdout:
+            told += line
+            if re.match(r"\d+ of 60 workflows, ", line):
+                demo.send_signal(signal.SIGINT)
+                break
+        told += demo.stdout.read()
+    assert demo.returncode == 130, told
+    return told
+
+
+def lines(log: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (log / "executions.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_demo_closes_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "etude.yaml").write_text("office: {scenarios: 7}\n")  # not the demo's business
+    stopped = interrupt_while_collecting("demo", *SMALL, cwd=tmp_path)
+    assert "The same command goes on from here:\n  etude demo --executions 60" in stopped
+    assert "2 of 5" not in stopped
+    assert "Traceback" not in stopped
+
     told = etude("demo", *SMALL, cwd=tmp_path)
+    run = tmp_path / "runs" / "demo"
+    there = re.search(r"^(\d+) of 60 workflows are there already$", told, re.M)
+    assert there is not None
+    assert 0 < int(there[1]) < 60
+    collected = [line for line in lines(run / "logs") if line.get("ended") != "cancelled"]
+    assert sorted(str(line["number"]) for line in collected) == sorted(map(str, range(60)))
+    assert {line["policy"] for line in collected} == {"rules"}
+    for stage in ("1 of 5: collect", "2 of 5: prepare", "3 of 5: phase 1", "4 of 5: phase 2", "5 of 5: run again"):
+        assert stage in told
+    kept = len(json.loads((run / "training_data.json").read_text()))
+    assert f"{kept} kept" in told
+
+    instructions = set()
+    for name in POLICIES:
+        row = re.search(rf"^{name} +\d+ % \(\d+–\d+\) +\$[\d.]+ +[\d.]+ s +−?\d+\.\d\d +\d\.\d\d +(\d+) *$", told, re.M)
+        assert row is not None, name
+        assert row[1] == "0"
+        compared = lines(run / "comparison" / name.replace(" ", "-"))
+        assert len(compared) == 10
+        instructions |= {str(line["instruction"]) for line in compared}
+    assert not instructions & {str(line["instruction"]) for line in collected}  # fresh: nobody learned from them
+    assert len(instructions) == 10
+    assert "On 10 fresh instructions" in told
+    assert "none broke a rule" in told
+    assert "report: runs/demo/report.html" in told
+    assert "policy: etude.load('runs/demo/p2')" in told
+    assert 50 < memory_mb(told) < 1500
+
+    page = (run / "report.html").read_text("utf-8")
+    HTMLParser().feed(page)
+    for part in ("comparison", "plans", "workers", "collected", "phase-1", "curve-step", "violations"):
+        assert f'id="{part}"' in page
+
+    # Without its report it was interrupted at the very end: nothing is made again, and the page is the same.
+    (run / "report.html").unlink()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*.jsonl")}
+    again = etude("demo", *SMALL, cwd=tmp_path)
+    assert "60 of 60 workflows are there already" in again
+    assert told[told.index("5 of 5") : told.index("The demo took")] in again
+    assert (run / "report.html").read_text("utf-8") == page
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*.jsonl")} == before
+    assert [path.name for path in run.parent.iterdir()] == ["demo"]
+
+
+def test_allocation_demo_trains_compares_and_reports(tmp_path: Path) -> None:
+    (tmp_path / "etude.yaml").write_text("allocation: {variant: matched}\n")  # not the demo's business
+    told = etude("demo", "allocation", *SMALL_ALLOCATION, cwd=tmp_path)
 
     run = tmp_path / "runs" / "demo"
     config = json.loads((run / "config.json").read_text())
@@ -37,9 +122,7 @@ def test_demo_trains_compares_and_reports(tmp_path: Path) -> None:
         assert re.search(rf"^{name} +−?[\d,]+ ± +\d+(?: +\d+ %){{4}} *$", told, re.M), name
     assert "The policy returns" in told
     assert "report: runs/demo/report.html" in told
-    memory = re.search(r"at most ([\d,]+) MB", told)
-    assert memory is not None
-    assert 50 < int(memory[1].replace(",", "")) < 1500
+    assert 50 < memory_mb(told) < 1500
 
     page = (run / "report.html").read_text("utf-8")
     HTMLParser().feed(page)
@@ -48,7 +131,7 @@ def test_demo_trains_compares_and_reports(tmp_path: Path) -> None:
 
     # Without its report it was interrupted after training: the same command makes the rest, the same as before.
     (run / "report.html").unlink()
-    again = etude("demo", *SMALL, cwd=tmp_path)
+    again = etude("demo", "allocation", *SMALL_ALLOCATION, cwd=tmp_path)
     assert f"runs/demo: going on from step {summary['step']:,}" in again
     assert told[told.index("10 episodes each") : told.index("report:")] in again
     assert (run / "report.html").read_text("utf-8") == page

@@ -35,8 +35,8 @@ from etude.problems.workflow.plan import SLACK, Limits, Plan
 from etude.problems.workflow.progress import Live, Progress, Step
 from etude.problems.workflow.world import Rewards
 
-MARGIN_MS = 20.0
-"""Before a deadline: what it takes to end in time."""
+MARGIN_MS, EACH_MS = 20.0, 1.0
+"""Before a deadline: what it takes to end in time, and what each other workflow under way may hold that up."""
 TICK_S = 1e-6
 """By which a timer may be early."""
 GRACE_S = 1.0
@@ -141,6 +141,7 @@ class Orchestrator:
         self.decider, self.crew, self.log, self.human, self.watch = decider, crew, log, human, watch
         self.limits, self.rewards, self.seed = decider.limits, rewards or Rewards(), seed
         self.left_behind: set[asyncio.Task[Any]] = set()  # attempts that were given up and have not ended
+        self.under_way = 0  # workflows
         self._thinking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
     async def execute(self, instruction: str, *, plan: Plan | None = None, number: int | None = None) -> Result:
@@ -256,10 +257,11 @@ class _Flow:
     async def run(self) -> Result:
         self.loop, self.timestamp = asyncio.get_running_loop(), datetime.now(UTC)
         self.began_s, self.woken = self.loop.time(), asyncio.Event()
-        self.progress, limit = Progress(instruction=self.instruction), self.limits.max_time_ms
-        self.deadline_s = None if limit is None else self.began_s + max(limit - MARGIN_MS, limit * 0.9) / 1000
+        self.progress, limit_ms = Progress(instruction=self.instruction), self.limits.max_time_ms
+        self.at.under_way += 1
+        self.deadline_s = None if limit_ms is None else self._deadline_s(limit_ms)
+        self.alarm = None if limit_ms is None else self.loop.call_later(limit_ms / 2000, self._set_alarm, limit_ms)
         self.at.crew.begin(self.id, self.instruction)
-        deadline = self.loop.call_at(self.deadline_s, self.woken.set) if self.deadline_s is not None else None
         try:
             await self._plan()
             await self._carry_out()
@@ -276,10 +278,20 @@ class _Flow:
             raise
         finally:
             self._stop()
-            if deadline is not None:
-                deadline.cancel()
+            self.at.under_way -= 1
+            if self.alarm is not None:
+                self.alarm.cancel()
             self.at.crew.end(self.id)
         return Result(execution=self._log(success=success), output=self._output())
+
+    def _deadline_s(self, limit_ms: float) -> float:
+        margin_ms = MARGIN_MS + EACH_MS * (self.at.under_way - 1)
+        return self.began_s + max(limit_ms - margin_ms, limit_ms * 0.9) / 1000
+
+    def _set_alarm(self, limit_ms: float) -> None:
+        """Half-way, when it is known better how many others there are: many that began at once will end at once."""
+        self.deadline_s = self._deadline_s(limit_ms)
+        self.alarm = self.loop.call_at(self.deadline_s, self.woken.set)
 
     @property
     def limits(self) -> Limits:
@@ -341,7 +353,7 @@ class _Flow:
         self.woken.clear()
 
     def _begin(self, step: Step) -> None:
-        member, progress, now_ms = self.at.crew.members[step.worker], self.progress, self._now_ms()
+        member, now_ms = self.at.crew.members[step.worker], self._now_ms()
         step.begun, step.ready_ms = True, now_ms
         this = self.running[step] = _Try(step, member, 0.0, now_ms)
         subtask = self._subtask(step, member)
@@ -351,12 +363,8 @@ class _Flow:
             self._over(this, _End(usd=0.0, fault=Fault.UNKNOWN, message=f"{type(error).__name__}: {error}"))
             return
         this.most_usd = max(step.cost_usd, member.entry.cost_usd()) if bound is None else bound
-        most, others = self.limits.max_cost_usd, sum(other.most_usd for other in self.running.values() if other != this)
-        taken = progress.spent_usd + self.judge_usd + self.in_doubt_usd + others
-        refusal = ""
-        if most is not None and taken + this.most_usd > most * (1 + SLACK):
-            refusal = f"it may cost {this.most_usd:.4g} USD, and {max(0.0, most - taken):.4g} of {most:g} are left"
-        elif member.calls is not None and member.calls < 1:
+        refusal = self._too_dear(this.most_usd, this)
+        if member.calls is not None and member.calls < 1:
             refusal = f"{member.entry.name} has no calls left"
         if refusal:
             this.most_usd = 0.0
@@ -364,6 +372,17 @@ class _Flow:
             return
         member.begin()
         this.task = self.loop.create_task(self._attempt(this, subtask))
+
+    def _too_dear(self, usd: float, this: _Try | None = None) -> str:
+        """Why so much cannot be spent on this, beside what others may spend; "" where it can."""
+        most = self.limits.max_cost_usd
+        if most is None:
+            return ""
+        others = sum(other.most_usd for other in self.running.values() if other is not this)
+        taken = self.progress.spent_usd + self.judge_usd + self.in_doubt_usd + others
+        if taken + usd <= most * (1 + SLACK):
+            return ""
+        return f"it may cost {usd:.4g} USD, and {max(0.0, most - taken):.4g} of {most:g} are left"
 
     def _subtask(self, step: Step, member: Member) -> Subtask:
         types = self.at.crew.catalogue.task_types
@@ -399,7 +418,7 @@ class _Flow:
             self._tell("started", this.step)
             reply = await member.worker.do(subtask)
             paid_usd = this.typical_usd if reply.cost_usd is None else reply.cost_usd
-            end = await self._verified(subtask, reply.output, paid_usd)
+            end = await self._verified(this, subtask, reply.output, paid_usd)
         except WorkerError as error:
             free = error.cost_usd is None and error.fault in NOT_CHARGED
             usd = 0.0 if free else error.cost_usd
@@ -411,12 +430,15 @@ class _Flow:
         finally:
             self._over(this, end)
 
-    async def _verified(self, subtask: Subtask, output: Any, usd: float) -> _End:
+    async def _verified(self, this: _Try, subtask: Subtask, output: Any, usd: float) -> _End:
         """What the verifier makes of an answer that cost so much. Where it fails itself, the worker did not."""
         verifier = self.at.crew.verifiers.get(subtask.task_type)
         if verifier is None:
             return _End(output=output, usd=usd)
         try:
+            this.most_usd = usd + most_to_ask(verifier, subtask, output)
+            if refusal := self._too_dear(this.most_usd, this):
+                return _End(usd=usd, fault=Fault.BUDGET, message=f"to verify it: {refusal}", by_worker=False)
             verdict = await verifier(subtask, output)
             if verdict.ok:
                 return _End(output=output, usd=usd + verdict.cost_usd)
@@ -574,7 +596,11 @@ class _Flow:
             inputs=tuple(made),
             timeout_s=limit_s,
         )
-        verdict = await self._in_time(_judged(judge, subtask, self._output()), limit_s)
+        verdict: Verdict | None
+        if refusal := self._too_dear(most_to_ask(judge, subtask, self._output())):
+            verdict = Verdict(ok=False, reason=f"the judge could not be asked: {refusal}")
+        else:
+            verdict = await self._in_time(_judged(judge, subtask, self._output()), limit_s)
         if verdict is None:
             verdict = Verdict(ok=False, reason=f"the judge could not be asked: no answer within {limit_s:g} s")
         self.judge_usd += verdict.cost_usd
@@ -654,6 +680,12 @@ class _Flow:
 
 async def _awaited(answer: Awaitable[T]) -> T:
     return await answer
+
+
+def most_to_ask(verifier: Verifier, subtask: Subtask, output: Any) -> float:
+    """What asking a verifier can cost; most cost nothing and do not say so."""
+    bound = getattr(verifier, "most_usd", None)
+    return 0.0 if bound is None else float(bound(subtask, output))
 
 
 async def _judged(judge: Verifier, subtask: Subtask, output: Any) -> Verdict:

@@ -276,6 +276,8 @@ class Model(Protocol):
 
     async def check(self) -> None: ...
 
+    def most_usd_for(self, prompt: str) -> float | None: ...
+
     async def ask(self, prompt: str, *, timeout_s: float | None = None) -> Reply: ...
 
     async def close(self) -> None: ...
@@ -314,6 +316,10 @@ class JudgeVerifier:
 
     async def check(self) -> None:
         await self._worker.check()
+
+    def most_usd(self, subtask: Subtask, output: object) -> float:
+        """What asking about this can cost."""
+        return self._worker.most_usd_for(self._question.render(subtask, output=as_text(output))) or 0.0
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         prompt = self._question.render(subtask, output=as_text(output))
@@ -382,6 +388,11 @@ class AllOf:
             if not verdict.ok:
                 break
         return Verdict(ok=verdict.ok, reason=verdict.reason, fault=verdict.fault, cost_usd=cost_usd)
+
+    def most_usd(self, subtask: Subtask, output: object) -> float:
+        """Of all of them, where they cost something."""
+        asking = (getattr(verifier, "most_usd", None) for verifier in self._verifiers)
+        return float(sum(cost(subtask, output) for cost in asking if cost))
 
     async def close(self) -> None:
         """Gives back what those hold that hold something."""

@@ -409,6 +409,31 @@ def test_a_judge_that_heeds_nothing_is_not_waited_for(limit_ms: float | None, en
     run_virtually(work())
 
 
+class Dear(Says):
+    """A verifier that may cost half a dollar."""
+
+    def most_usd(self, subtask: Subtask, output: object) -> float:
+        return 0.5
+
+
+def test_a_verifier_that_may_cost_too_much_is_not_asked() -> None:
+    says, limits = Dear(Verdict(ok=True, cost_usd=0.5)), Limits(max_cost_usd=0.505)
+    result = carried_out(office(ScriptedWorker("a"), verifiers={"draft": says}, limits=limits))
+    assert says.asked == []
+    assert [(a.fault, a.cost_usd) for a in result.execution.nodes[0].attempts] == [("budget", 0.01)]
+    assert "to verify it" in result.execution.nodes[0].attempts[0].message
+    enough = carried_out(office(ScriptedWorker("a"), verifiers={"draft": says}, limits=Limits(max_cost_usd=0.515)))
+    assert enough.success
+    assert enough.cost_usd == pytest.approx(0.51)
+
+
+def test_a_judge_that_may_cost_too_much_is_not_asked() -> None:
+    judge, limits = Dear(Verdict(ok=True, cost_usd=0.5)), Limits(max_cost_usd=0.505)
+    result = carried_out(office(ScriptedWorker("a"), judge=judge, limits=limits))
+    assert (judge.asked, result.success, result.cost_usd) == ([], False, 0.01)
+    assert result.execution.error.startswith("the judge could not be asked: it may cost 0.5 USD")
+
+
 def test_nothing_goes_on_while_the_judge_is_asked() -> None:
     a, b = ScriptedWorker("a", fault(Fault.REFUSAL, after_s=1)), ScriptedWorker("b", reply(after_s=30))
     running: list[int] = []
@@ -528,6 +553,14 @@ def test_a_refused_attempt_takes_nothing_from_the_others() -> None:
     plan = [(READ, (), A), (SEND, (), B)]
     result = carried_out(office(a, b, plans=[plan], fixes=[SKIP], limits=Limits(max_cost_usd=0.3)))
     assert attempts(result) == [("read", ["budget"]), ("send", [None])]
+
+
+@pytest.mark.parametrize("what", [hang(), raises(ValueError()), fault(Fault.REFUSAL)], ids=["hung", "broke", "refused"])
+def test_what_may_have_been_billed_is_not_spent_again(what: Any) -> None:
+    """Where nobody says what an attempt cost, it is taken to be typical, and may have been all that it can be."""
+    a = ScriptedWorker("a", what, most_usd=0.4)
+    result = carried_out(office(a, fixes=[RETRY], limits=Limits(max_cost_usd=0.5)))
+    assert [(tried.fault == "budget", tried.cost_usd) for tried in tries(result)] == [(False, 0.01), (True, 0.0)]
 
 
 def test_money_that_came_back_can_be_spent() -> None:

@@ -148,9 +148,13 @@ class OpenAIWorker:
 
     def most_usd(self, subtask: Subtask) -> float | None:
         """One answer of the longest kind: every byte of the prompt a token, for a token takes at least one."""
+        return self.most_usd_for(self.rendered(subtask))
+
+    def most_usd_for(self, prompt: str) -> float | None:
+        """The same of a prompt as it stands."""
         if not self._priced:
             return None
-        messages = [*self._system, {"content": self.rendered(subtask)}]
+        messages = [*self._system, {"content": _utf8(prompt)}]
         tokens_in = sum(MESSAGE_TOKENS + len(message["content"].encode()) for message in messages)
         return self._usd(tokens_in, self._max_tokens)
 

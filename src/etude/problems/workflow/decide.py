@@ -114,6 +114,7 @@ class Deliberation:
             dependencies=tuple(_true(action["links"][0])) if grows else None,
             worker=int(action["worker"]) if picks else None,
         )
+        _check(choice, eligible)
         known, self._told = self._told, tuple(live)
         return Decision(
             at_ms=now_ms,
@@ -124,6 +125,23 @@ class Deliberation:
             policy=self.version,
             live=None if known == self._told else self._told,
         )
+
+
+def _check(choice: Choice, eligible: Eligible) -> None:
+    """PlanError for what the rules do not allow, whoever chose it."""
+    parts = {
+        "correction": (choice.correction, eligible.corrections),
+        "task type": (choice.task_type, eligible.task_types),
+        "worker": (choice.worker, eligible.workers),
+        **{f"dependency {j}": (j, eligible.dependencies) for j in choice.dependencies or ()},
+    }
+    for part, (chosen, allowed) in parts.items():
+        if chosen is not None and chosen not in (allowed or ()):
+            raise PlanError(
+                f"the policy chose {part} {chosen!r}, which the rules do not allow: expected one of {allowed}"
+            )
+    if choice.task_type is None and choice.correction is None and not eligible.stop:
+        raise PlanError("the policy stopped before its plan had a node")
 
 
 def named(correction: Correction) -> str:

@@ -76,7 +76,8 @@ def random_choice(rules: Rules) -> Actor:
 
     def act(obs: Obs, generator: Generator) -> Action:
         def pick(legal: Tensor) -> Tensor:
-            return (torch.rand(legal.shape, generator=generator, device=legal.device) * legal).argmax(1)
+            drawn = torch.rand(legal.shape, generator=generator, device=legal.device)
+            return torch.where(legal, drawn, -1.0).argmax(1)
 
         correction = pick(rules.corrections(obs))
         task_type = pick(rules.task_types(obs, correction))

@@ -302,3 +302,26 @@ def test_with_something_done_a_plan_may_end_where_nothing_more_can_be_done() -> 
     (decision,) = decider(by_lot).about(TEXT).plan(progress, nobody)
     assert decision.choice == Choice()
     assert decision.eligible.stop
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [
+        ("type", RULES.types, "stopped before its plan had a node"),
+        ("worker", 2, "worker 2"),  # who cannot draft
+        ("links", 1, "dependency 1"),
+    ],
+)
+def test_what_the_rules_do_not_allow_is_refused_whoever_chose_it(part: str, value: int, told: str) -> None:
+    def wilful(rules: Rules, instruction: str, luck: Luck) -> Chooser:
+        action = {"correction": Correction.ABORT, "type": 0, "worker": 0}
+        chosen = {name: torch.tensor([int(x)]) for name, x in action.items()}
+        chosen["links"] = torch.zeros((1, rules.nodes), dtype=torch.bool)
+        chosen |= {
+            part: torch.eye(rules.nodes, dtype=torch.bool)[[value]] if part == "links" else torch.tensor([value])
+        }
+        return lambda draft: (chosen, 1.0)
+
+    decider = Decider(version="wilful", catalogue=KNOWN, limits=LIMITS, choosers=wilful)
+    with pytest.raises(PlanError, match=told):
+        decider.about(TEXT).plan(Progress(instruction=TEXT), LIVE)
