@@ -7,7 +7,11 @@ Six workers ask one HTTP service in a process of its own, which for 30 % of its 
 stalls in mid-stream, answers garbage, 429 or 500, each as often. Two workers are no good at some task types besides:
 there, four of five answers are not what was asked for, which verifiers see and no retry cures. All policies get the
 same instructions with the same plans, the best ones with workers drawn by lot among the able; they decide about
-corrections alone. They take turns, a block of workflows each, so that all meet the same machine.
+corrections alone. They take turns, a block of workflows each, so that all meet the same machine. One core does all that
+200 workflows need, 20 to 50 ms each: with an attempt's time as short as a second, answers would lie unread longer than
+that (`--timeout 1 --latency 0.2 --time 20` shows what happens then).
+
+`retry` only tries again; `retry+` does where no worker is left alone after failures in a row, which forbids just that.
 
 Success is strict: every subtask of the best plan done and verified, with the results that it needs; to skip one, or to
 plan less, is none. `false_timeouts` are answers that came too late because this machine was too busy to read them.
@@ -34,6 +38,7 @@ from typing import Any
 
 import torch
 from results import save
+from torch import Tensor
 
 from etude.bootstrap import load_planner
 from etude.contracts.errors import PlanError
@@ -45,11 +50,15 @@ from etude.orchestrator.metrics import summarise, wilson
 from etude.orchestrator.record import Execution
 from etude.orchestrator.verifiers import RegexVerifier, SchemaVerifier
 from etude.orchestrator.workers.openai import OpenAIWorker
+from etude.problems.base import Obs
 from etude.problems.workflow import phrases
 from etude.problems.workflow.catalogue import Catalogue, Worker
-from etude.problems.workflow.decide import Decider, by_rules
-from etude.problems.workflow.plan import SLACK, Limits, Plan
-from etude.problems.workflow.scenarios import generate
+from etude.problems.workflow.decide import Chooser, Decider, Luck, by_rules, certain
+from etude.problems.workflow.experts import Planner, Reader, praised
+from etude.problems.workflow.grammar import Correction, Rules
+from etude.problems.workflow.plan import SLACK, Limits, Node, Plan
+from etude.problems.workflow.progress import Live
+from etude.problems.workflow.scenarios import from_examples, generate
 
 ACTS = ("hang", "die", "stall", "garbage", "busy", "error")
 MISBEHAVES = 0.3
@@ -216,8 +225,6 @@ def _able(offered: Catalogue, task_type: str, luck: Random) -> str:
 
 
 def _checked(instruction: str, nodes: Sequence[Mapping[str, Any]], offered: Catalogue, limits: Limits) -> Plan | None:
-    from etude.problems.workflow.plan import Node
-
     plan = Plan(instruction=instruction, nodes=tuple(Node(**node) for node in nodes))
     try:
         plan.check(offered, limits)
@@ -226,7 +233,7 @@ def _checked(instruction: str, nodes: Sequence[Mapping[str, Any]], offered: Cata
     return plan
 
 
-def crew(user: str, url: str, offered: Catalogue, load: Load) -> Crew:
+def crew(user: str, url: str, offered: Catalogue, load: Load, *, of: type[Crew]) -> Crew:
     hands = {
         w.name: OpenAIWorker(
             w.name,
@@ -246,25 +253,50 @@ def crew(user: str, url: str, offered: Catalogue, load: Load) -> Crew:
     said = {"type": "object", "properties": {"result": {"const": "done"}}, "required": ["step", "result"]}
     verifiers: dict[str, Verifier] = {
         name: SchemaVerifier(said | {"properties": {"step": {"const": name}, **said["properties"]}})  # type: ignore[dict-item]
-        if i % 2
+        if i % 4 == 0
         else RegexVerifier(f'"step": "{name}", "result": "done"')
         for i, name in enumerate(names)
     }
-    return Crew(offered, hands, verifiers=verifiers, timeout_s=dict.fromkeys(hands, load.timeout_s))
+    return of(offered, hands, verifiers=verifiers, timeout_s=dict.fromkeys(hands, load.timeout_s))
 
 
-def contenders(url: str, offered: Catalogue, load: Load, folder: Path, policy: Path | None) -> list[Contender]:
-    deciders = {
-        "retry": Decider(version="retry", catalogue=offered, limits=load.limits, choosers=by_rules(retry_only=True)),
-        "rules": Decider(version="rules", catalogue=offered, limits=load.limits, choosers=by_rules()),
-    }
-    if policy is not None:
-        deciders["learned"] = load_planner(policy).decider(catalogue=offered, limits=load.limits)
+class Tireless(Crew):
+    """Where nobody is left alone for a while after failures in a row: to try again is always allowed."""
+
+    def live(self, workflow: str, *, now_s: float) -> tuple[Live, ...]:
+        for member in self.members:
+            member.down_until_s = 0.0
+        return super().live(workflow, now_s=now_s)
+
+
+def by_switching(rules: Rules, instruction: str, luck: Luck) -> Chooser:
+    """Another worker after every failure, of those able the most praised; else again."""
+
+    def at_once(draft: Obs) -> Tensor:
+        liking = torch.zeros((1, len(Correction)))
+        liking[0, [Correction.SWITCH, Correction.RETRY]] = torch.tensor([2.0, 1.0])
+        return liking
+
+    read = Reader(rules.catalogue, without=set()).read(instruction)
+    plans = from_examples([(instruction, *read)], rules.catalogue)
+    return certain(Planner(rules, plans, worker=praised(rules), correction=at_once), luck)
+
+
+def contenders(
+    url: str, offered: Catalogue, load: Load, folder: Path, who: Sequence[str], run: Path
+) -> list[Contender]:
+    choosers = {"retry": by_rules(retry_only=True), "rules": by_rules(), "switch": by_switching}
     found = []
-    for name, decider in deciders.items():
+    for name in who:
+        policy, tireless, _ = name.partition("+")
+        if policy == "learned":
+            decider = load_planner(run).decider(catalogue=offered, limits=load.limits)
+        else:
+            decider = Decider(version=policy, catalogue=offered, limits=load.limits, choosers=choosers[policy])
         assert decider.limits == load.limits
+        staff = crew(name, url, offered, load, of=Tireless if tireless else Crew)
         log = ExecutionLog(folder / name, offered)
-        orchestrator = Orchestrator(decider, crew(name, url, offered, load), log=log)
+        orchestrator = Orchestrator(decider, staff, log=log)
         found.append(Contender(name=name, orchestrator=orchestrator, log=log, folder=folder / name))
     return found
 
@@ -366,23 +398,27 @@ def judged(
         "calls": sum(acts.values()),
         "acts": acts,
         "false_timeouts": faults["timeout"] - acts.get("hang", 0) - acts.get("stall", 0),
-        "no_retry_while_it_rests": _no_retry(executions, limits),
+        "not_again_while_it_rests": _not_again(executions, limits),
         "wall_s": one.busy_s,
         "cpu_s": one.cpu_s,
     }
 
 
-def _no_retry(executions: Sequence[Execution], limits: Limits) -> int:
-    """Failures that might have been tried again but for their worker, which was out of order for a while."""
+def _not_again(executions: Sequence[Execution], limits: Limits) -> int:
+    """Failures that could not be tried again only because their worker was left alone for a while."""
     found = 0
     for execution in executions:
+        assert execution.planner_outputs is not None
+        workers, tries = dict(enumerate(execution.planner_outputs.model_selections)), Counter[int]()
         live: tuple[Any, ...] = ()
-        for decision in execution.decisions:
-            live = decision.live or live
-            legal = decision.eligible.corrections
-            if legal is not None and "skip" in legal and "retry" not in legal:
-                assert decision.failed is not None
-                found += not all(worker[3] for worker in live)
+        for made, decision in enumerate(execution.decisions):
+            live, node, choice = decision.live or live, decision.failed, decision.choice
+            if node is None or decision.eligible.corrections is None or node not in workers:
+                break  # planned anew: nodes have other numbers
+            tries[node] += 1
+            may = tries[node] < limits.max_attempts and made < limits.max_corrections
+            found += may and "retry" not in decision.eligible.corrections and not live[workers[node]][3]
+            workers[node] = workers[node] if choice.worker is None else choice.worker
     return found
 
 
@@ -397,7 +433,8 @@ def show(name: str, found: Mapping[str, Any]) -> None:
     print(f"  {100 * found['cost_usd']['mean']:.2f} cents, {found['latency_ms']['mean']:.0f} ms, ", end="")
     print(f"{found['calls']:,} calls, {found['false_timeouts']} false timeouts, ", end="")
     print(f"{found['wall_s']:.0f} s, CPU {found['cpu_s']:.0f} s")
-    print(f"  corrections {found['corrections']}; no retry for {found['no_retry_while_it_rests']} while somebody rests")
+    print(f"  corrections {found['corrections']}; ", end="")
+    print(f"{found['not_again_while_it_rests']} not tried again as their worker rests")
     for fault, part in found["faults"].items():
         print(f"  {fault:16} {part['count']:6,}  {part['corrections']}  done in the end {told(part['done'])}")
     print(f"  {found['checks']}", flush=True)
@@ -405,11 +442,13 @@ def show(name: str, found: Mapping[str, Any]) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--policy", type=Path, help="a run of `etude train workflow` to compare")
+    arguments.add_argument("--policy", type=Path, help="a run of `etude train workflow` to compare: `learned`")
+    arguments.add_argument("--who", nargs="+", help="among retry, rules, switch, learned; with + where nobody rests")
     arguments.add_argument("--count", type=int, default=10_000, help="workflows each")
     arguments.add_argument("--concurrency", type=int, default=200)
-    arguments.add_argument("--timeout", type=float, default=1.0, help="seconds of an attempt")
-    arguments.add_argument("--latency", type=float, default=0.2, help="seconds of an answer")
+    arguments.add_argument("--timeout", type=float, default=6.0, help="seconds of an attempt")
+    arguments.add_argument("--latency", type=float, default=1.0, help="seconds of an answer")
+    arguments.add_argument("--time", type=float, default=60.0, help="seconds of a workflow")
     arguments.add_argument("--seed", type=int, default=4)
     arguments.add_argument("--block", type=int, default=1000, help="workflows before the next policy's turn")
     arguments.add_argument("--logs", type=Path, help="an empty folder to keep the logs in")
@@ -420,7 +459,7 @@ def main() -> None:
         serve(given.serve)
         return
     torch.set_num_threads(1)
-    limits = Limits(max_nodes=10, max_cost_usd=0.15, max_time_ms=20_000.0, max_attempts=3, max_corrections=6)
+    limits = Limits(max_nodes=10, max_cost_usd=0.15, max_time_ms=1000 * given.time, max_attempts=3, max_corrections=6)
     load = Load(concurrency=given.concurrency, timeout_s=given.timeout, latency_s=given.latency, limits=limits)
     offered = catalogue(load)
     work = cases(given.count, offered, limits, seed=given.seed)
@@ -434,7 +473,8 @@ def main() -> None:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         folder = given.logs or Path(scratch)
-        those = contenders(url, offered, load, folder, given.policy)
+        who = given.who or ["retry", "rules", *(["learned"] if given.policy else [])]
+        those = contenders(url, offered, load, folder, who, given.policy)
         files = len(os.listdir("/proc/self/fd"))
         left_over = asyncio.run(carry_out(those, work, load, given.block))
         gc.collect()
@@ -447,9 +487,13 @@ def main() -> None:
         found = {one.name: judged(one, work, offered, load, seen) for one in those}
     for name, part in found.items():
         show(name, part)
-    base = found["retry"]["success"]["mean"]
-    above = {name: part["success"]["mean"] / base - 1 for name, part in found.items() if name != "retry"}
-    print(", ".join(f"{name} {100 * part:+.1f} % above retry-only" for name, part in above.items()))
+    above = {
+        f"{name} above {base}": found[name]["success"]["mean"] / found[base]["success"]["mean"] - 1
+        for base in found
+        for name in found
+        if base.startswith("retry") and not name.startswith("retry")
+    }
+    print(", ".join(f"{pair} {100 * part:+.1f} %" for pair, part in above.items()))
     print(f"left over in the loop: {len(left_over)}; files and sockets leaked: {leaked}; still open: {seen['open']}")
     data = {
         "count": given.count,
@@ -459,7 +503,8 @@ def main() -> None:
         "limits": {"max_cost_usd": limits.max_cost_usd, "max_time_ms": limits.max_time_ms}
         | {"max_attempts": limits.max_attempts, "max_corrections": limits.max_corrections},
         "no_good_share": no_good,
-        "above_retry": above,
+        "above": above,
+        "versions": {one.name: one.orchestrator.decider.version for one in those},
         "left_over": left_over,
         "leaked": leaked,
         "policies": found,

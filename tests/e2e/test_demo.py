@@ -101,7 +101,7 @@ def test_demo_closes_the_loop(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*.jsonl")}
     again = etude("demo", *SMALL, cwd=tmp_path)
     assert "60 of 60 workflows are there already" in again
-    assert told[told.index("5 of 5") : told.index("The demo took")] in again
+    assert told[told.index("5 of 5: ") : told.index("The demo took")] in again
     assert (run / "report.html").read_text("utf-8") == page
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*.jsonl")} == before
     assert [path.name for path in run.parent.iterdir()] == ["demo"]

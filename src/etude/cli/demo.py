@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from etude.settings import Settings
 
 LOGS, DATA, PHASE_1, PHASE_2, COMPARISON, ASKED = "logs", "training_data.json", "p1", "p2", "comparison", "demo.json"
-EXECUTIONS, WORKFLOWS, COMPARED = 2_000, 12_000, 200
+EXECUTIONS, WORKFLOWS, COMPARED = 2_000, 10_000, 200
 MAX_STEPS, EPISODES = 400_000, 200
 CONCURRENCY = 16
 """Workflows under way at the same time."""
@@ -88,11 +88,11 @@ def demo(
 ) -> None:
     """See Etude learn: the whole loop of the workflow planner in four minutes, or allocation in one.
 
-    Rules plan and carry out workflows in a simulated office; a network learns from what they did, then from what
-    becomes of its own plans; both, and all baselines, meet fresh instructions; a report shows what changed.
+    Rules carry out workflows in a simulated office; a network learns from that, then from its own; a report compares.
 
-    Takes the default settings, whatever etude.yaml says. If it was interrupted, the same command goes on. A finished
-    demo stays as it is: the next one goes to runs/demo-2, then runs/demo-3, …
+    Takes the default settings, whatever etude.yaml says. If it was interrupted, the same command goes on.
+
+    A finished demo stays as it is: the next one goes to runs/demo-2, then runs/demo-3, …
     """
     _check(problem, Problem.WORKFLOW, {"--executions": executions, "--workflows": workflows, "--compare": compare})
     _check(problem, Problem.ALLOCATION, {"--max-steps": max_steps, "--episodes": episodes})
@@ -106,7 +106,13 @@ def demo(
             workflows=workflows or WORKFLOWS,
             compare=compare or COMPARED,
         )
-        workflow_demo(out, asked, Console(highlight=False, force_terminal=False) if no_progress else console())
+        screen = console()
+        workflow_demo(out, asked, _plain(screen) if no_progress else screen)
+
+
+def _plain(screen: Console) -> Console:
+    """The same without a live display."""
+    return Console(highlight=False, force_terminal=False) if screen.is_terminal else screen
 
 
 def _check(problem: Problem, own: Problem, given: dict[str, int | None]) -> None:
@@ -117,12 +123,15 @@ def _check(problem: Problem, own: Problem, given: dict[str, int | None]) -> None
 
 
 def workflow_demo(out: Path, asked: Asked, screen: Console) -> None:
+    import torch
+
     from etude.cli.demo_report import Found, headline, write_demo_report
     from etude.learning.checkpoint import write_json
     from etude.learning.runs import RunFolder
     from etude.orchestrator.log import log_catalogue
 
     began, settings = time.perf_counter(), demo_settings(asked)
+    torch.set_num_threads(1)  # one workflow at a time is too little to share out
     root = choose_folder(out, asked)
     with _resumable(screen), RunFolder(root).locked():
         write_json(root / ASKED, asdict(asked))
@@ -141,7 +150,8 @@ def workflow_demo(out: Path, asked: Asked, screen: Console) -> None:
             runs=compared,
         )
         report = write_demo_report(RunFolder(root).report, found)
-    screen.print()
+    of_each = f"{asked.compare:,} fresh instructions each, from the same seeds"
+    screen.print(f"\n{of_each}; in brackets the 95 % interval of success\n", soft_wrap=True)
     screen.print(_comparison(found))
     screen.print("\n" + " ".join(headline(found)), markup=False)
     print_ending(report, root / PHASE_2, screen, seconds=time.perf_counter() - began)
@@ -162,14 +172,14 @@ def demo_settings(asked: Asked) -> Settings:
         "office.scenarios": max(asked.executions, asked.workflows // 3),
         "office.held_out": 2 * asked.compare,
         f"{first}.batch_size": 16,
-        f"{first}.num_epochs": 18,
+        f"{first}.num_epochs": 14,
         f"{first}.plateau_patience": 2,
         f"{first}.early_stop_patience": 4,
         f"{second}.num_episodes": asked.workflows,
         f"{second}.envs": max(16, min(256, asked.workflows // 10)),
         f"{second}.minibatch": 256,
         f"{second}.eval_every": max(1, asked.workflows * 4 // 3),  # about six of them: a workflow is eight decisions
-        f"{second}.eval_episodes": min(500, asked.workflows),
+        f"{second}.eval_episodes": min(300, asked.workflows),
     }
     return resolve(preset="office", assignments=[f"{key}={value}" for key, value in chosen.items()]).settings
 

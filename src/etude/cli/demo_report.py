@@ -7,7 +7,6 @@ catalogues and logs, so they are escaped wherever they stand.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.contracts.decision import Decision
+from etude.cli.execution_story import (
+    corrections,
+    drawing,
+    faults_of,
+    instructive,
+    one_line,
+    plural,
+    story,
+    took,
+)
 from etude.learning.charts import Line, Point, bar, line_chart
-from etude.learning.formats import duration, fixed, percent, signed, usd, whole
+from etude.learning.formats import fixed, percent, signed, usd, whole
 from etude.learning.report.page import header, multiples, read_rows, section, settings, tile, write_page
 from etude.learning.report.returns import health, learning_curve
 from etude.learning.report.workflow import DIGITS, MEASURES, NEARNESS
@@ -27,10 +35,9 @@ from etude.learning.runs import RunFolder
 from etude.orchestrator.metrics import Calls, Estimate, Faults, Summary, summarise
 from etude.orchestrator.metrics import Z as NORMAL
 from etude.orchestrator.prepare import Prepared, Reason
-from etude.orchestrator.record import Attempt, Execution, NodeRecord
+from etude.orchestrator.record import Execution
 from etude.problems.workflow.catalogue import Catalogue
-from etude.problems.workflow.drawing import BOX_HEIGHT, BOX_WIDTH, UNWANTED, to_svg
-from etude.problems.workflow.plan import Limits, Node, Plan, in_order
+from etude.problems.workflow.plan import Limits
 
 BEFORE, BETWEEN, AFTER = "rules", "phase 1", "phase 2"
 COLOURS = {BEFORE: "--c1", BETWEEN: "--c2", AFTER: "--policy", "random": "--random", "oracle": "--c6"}
@@ -125,7 +132,7 @@ def headline(found: Found) -> list[str]:
         told += ", which may be chance"
     money, latency = (_ratio(getattr(before, key), getattr(after, key)) for key in ("cost_usd", "latency_ms"))
     spent = f"A workflow costs {usd(after.cost_usd.mean)} instead of {usd(before.cost_usd.mean)} ({_relative(money)}) "
-    spent += f"and takes {_took(after.latency_ms.mean)} instead of {_took(before.latency_ms.mean)} "
+    spent += f"and takes {took(after.latency_ms.mean)} instead of {took(before.latency_ms.mean)} "
     spent += f"({_relative(latency)})."
     ran = sum(summary.count for summary in found.everything.values())
     return [f"{told}.", spent, f"Of {whole(ran)} workflows that ran, {_violated(found)}."]
@@ -156,9 +163,9 @@ def shown_numbers(found: Found) -> dict[str, dict[str, str]]:
         name: {
             "success": f"{percent(s.success.mean)} ({100 * s.success.low:.0f}–{100 * s.success.high:.0f})",
             "cost": usd(s.cost_usd.mean),
-            "time": _took(s.latency_ms.mean),
+            "time": took(s.latency_ms.mean),
             "reward": fixed(s.reward.mean, 2),
-            "corrections": fixed(s.corrections.mean, 2),
+            "corrections": fixed(float(np.mean([corrections(execution) for execution in found.runs[name]])), 2),
             "violations": whole(sum(s.violations.values())),
         }
         for name, s in found.summaries.items()
@@ -175,19 +182,6 @@ def _ratio(before: Estimate, after: Estimate) -> float:
 
 def _relative(share: float) -> str:
     return f"{signed(100 * share)}{NB}%" if math.isfinite(share) else "–"
-
-
-def _took(ms: float) -> str:
-    return duration(ms / 1000)
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _line(text: str) -> str:
-    """Escaped, on one line, of what HTML allows."""
-    return escape(" ".join(UNWANTED.sub(" ", text).split()))
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, name: str) -> str:
@@ -209,8 +203,8 @@ def _head(found: Found) -> str:
     ran = sum(summary.count for summary in found.everything.values())
     tiles = [
         tile("success", f"{percent(before.success.mean)} → {percent(after.success.mean)}", between, kind="first"),
-        tile("cost", f"{usd(before.cost_usd.mean)} → {usd(after.cost_usd.mean)}", f"{_relative(money)} a workflow"),
-        tile("time", f"{_took(before.latency_ms.mean)} → {_took(after.latency_ms.mean)}", _relative(latency)),
+        tile("cost", f"{_cents(before.cost_usd)} → {_cents(after.cost_usd)}", f"{_relative(money)} a workflow"),
+        tile("time", f"{took(before.latency_ms.mean)} → {took(after.latency_ms.mean)}", _relative(latency)),
         tile("violations", whole(found.violations), f"in {whole(ran)} workflows", kind=_mood(found)),
     ]
     facts = [
@@ -219,6 +213,11 @@ def _head(found: Found) -> str:
         f"compared on {whole(after.count)} fresh instructions",
     ]
     return header("workflow · demo", facts=facts, tiles=tiles, lead=" ".join(headline(found)))
+
+
+def _cents(cost: Estimate) -> str:
+    """Short enough for two of them on a tile."""
+    return f"{fixed(100 * cost.mean, 1)}{NB}¢"
 
 
 def _mood(found: Found) -> str:
@@ -308,72 +307,22 @@ def _pair(found: Found, before: Execution, after: Execution, numbers: count[int]
     figures = "".join(
         _figure(found, execution, name, numbers) for name, execution in ((BEFORE, before), (AFTER, after))
     )
-    return f"<details open><summary>{_line(before.instruction) or '(empty)'}</summary>{figures}</details>"
+    return f"<details open><summary>{one_line(before.instruction) or '(empty)'}</summary>{figures}</details>"
 
 
 def _figure(found: Found, execution: Execution, name: str, numbers: count[int]) -> str:
     """A plan with what became of it, and in words beside it how it ended."""
     words = '<p class="up">succeeded</p>' if execution.success else f'<p class="down">{_failure(execution)}</p>'
-    corrections = sum(decision.choice.correction is not None for decision in execution.decisions)
-    words += f"<p>{usd(execution.cost)}, {_took(execution.latency_ms)}, {_plural(corrections, 'correction')}</p>"
+    words += f"<p>{usd(execution.cost)}, {took(execution.latency_ms)}, "
+    words += f"{plural(corrections(execution), 'correction')}</p>"
     dropped = sum(node.status == "dropped" for node in execution.nodes)
-    words += f"<p>{_plural(dropped, 'subtask')} planned anew</p>" if dropped else ""
+    words += f"<p>{plural(dropped, 'subtask')} planned anew</p>" if dropped else ""
     drawn = drawing(execution, found.catalogue, next(numbers))
     return f'<div class="plan"><div><h3>{escape(name)}</h3>{words}</div><div class="scroll">{drawn}</div></div>'
 
 
 def _failure(execution: Execution) -> str:
-    return f"failed: {_line(execution.error) or escape(execution.ended)}"
-
-
-def drawing(execution: Execution, catalogue: Catalogue, number: int) -> str:
-    """The nodes that stood in the end, beneath each of them attempts, cost and time. `number` tells its ids apart."""
-    nodes = [node for node in execution.nodes if node.status != "dropped"]
-    if not nodes:
-        return '<p class="note">There is no plan.</p>'
-    order = in_order([node.dependencies for node in nodes])
-    plan = Plan(
-        instruction="",
-        nodes=tuple(
-            Node(
-                task_type=_type_name(catalogue, nodes[i].task_type),
-                dependencies=tuple(sorted(order.index(j) for j in nodes[i].dependencies)),
-                worker=None if (worker := nodes[i].worker) is None else _worker_name(catalogue, worker),
-            )
-            for i in order
-        ),
-    )
-    svg = to_svg(plan, status=[nodes[i].status for i in order])
-    svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', ' style="max-width:100%;height:auto"', 1)
-    svg = re.sub(r"arrow-[0-9a-f]{8}", f"arrow-{number}", svg)  # ids belong to the page, which holds many plans
-    return BOX.sub(lambda box: box[0] + _beneath(box, nodes[order[int(box["node"])]]), svg)
-
-
-BOX = re.compile(r'<g data-node="(?P<node>\d+)"><title>[^<]*</title><rect x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)"[^>]*/>')
-"""Of a drawn plan: where a node stands."""
-
-
-def _beneath(box: re.Match[str], node: NodeRecord) -> str:
-    x, y = float(box["x"]) + BOX_WIDTH / 2, float(box["y"]) + BOX_HEIGHT + 12.5
-    failures = sum(attempt.fault is not None for attempt in node.attempts)
-    ink = "#b91c1c" if failures else "#475569"
-    at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="middle" font-size="10.5" fill="{ink}"'
-    return f'<text class="what" {at}>{escape(_spent(node.attempts))}</text>'
-
-
-def _spent(attempts: Sequence[Attempt]) -> str:
-    if not attempts:
-        return "not begun"
-    money, latency = sum(a.cost_usd for a in attempts), sum(a.latency_ms for a in attempts)
-    return f"{_plural(len(attempts), 'attempt')} · {usd(money)} · {_took(latency)}"
-
-
-def _type_name(catalogue: Catalogue, i: int) -> str:
-    return catalogue.task_types[i].name if 0 <= i < len(catalogue.task_types) else f"#{i}"
-
-
-def _worker_name(catalogue: Catalogue, i: int) -> str:
-    return catalogue.workers[i].name if 0 <= i < len(catalogue.workers) else f"#{i}"
+    return f"failed: {one_line(execution.error) or escape(execution.ended)}"
 
 
 # A failure being corrected
@@ -389,108 +338,13 @@ def _correction(found: Found, numbers: count[int]) -> str:
     note += "propensity that is logged is 1; while it explores, it is less."
     rows = [
         [
-            f'<span class="num">{_took(moment.at_ms)}</span>',
+            f'<span class="num">{took(moment.at_ms)}</span>',
             f'<div class="{moment.kind}" style="white-space:normal">{moment.what}</div>',
         ]
         for moment in story(execution, found.catalogue)
     ]
-    body = f"<p>{_line(execution.instruction)}</p>{_figure(found, execution, AFTER, numbers)}"
+    body = f"<p>{one_line(execution.instruction)}</p>{_figure(found, execution, AFTER, numbers)}"
     return section(title, note, f'<div id="correction">{body}<br>{_table(["what happened"], rows, name="story")}</div>')
-
-
-def instructive(executions: Sequence[Execution]) -> Execution | None:
-    """Of those that succeeded though a subtask failed, one that was corrected in more ways than by trying again."""
-    corrected = [e for e in executions if e.success and any(n.status == "done" and _has_failed(n) for n in e.nodes)]
-    return max(corrected, key=lambda e: (len(_ways(e)), -abs(len(e.nodes) - 4)), default=None)
-
-
-def _has_failed(node: NodeRecord) -> bool:
-    return any(attempt.fault is not None for attempt in node.attempts)
-
-
-def _ways(execution: Execution) -> set[str]:
-    return {d.choice.correction for d in execution.decisions if d.choice.correction is not None} - {"retry"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    at_ms: float
-    what: str  # HTML
-    kind: str = ""  # a class of the style sheet
-
-
-def story(execution: Execution, catalogue: Catalogue) -> list[Moment]:
-    """What happened, in the order of time: plans, attempts as they ended, corrections, the end."""
-    moments = _attempts(execution, catalogue) + _decisions(execution, catalogue)
-    first = [decision for decision in execution.decisions if decision.failed is None and decision.at_ms == 0]
-    planned = Moment(at_ms=0.0, what=f"plans {_given(first, catalogue)}")
-    how = Moment(at_ms=execution.latency_ms, what=f"fails: {_line(execution.error)}", kind="down")
-    if execution.success:
-        told = f"all that was asked for is done, for {usd(execution.cost)}"
-        how = Moment(at_ms=execution.latency_ms, what=told, kind="up")
-    return [planned, *sorted(moments, key=lambda moment: moment.at_ms), how]  # of one time, attempts come first
-
-
-def _attempts(execution: Execution, catalogue: Catalogue) -> list[Moment]:
-    moments = []
-    for node in execution.nodes:
-        for attempt in node.attempts:
-            who, what = (_line(_worker_name(catalogue, attempt.worker)), _line(_type_name(catalogue, node.task_type)))
-            spent = f"{usd(attempt.cost_usd)}, {_took(attempt.latency_ms)}"
-            told, kind = f"{who} has done {what} ({spent})", "up"
-            if attempt.fault is not None:
-                told = f"{who} fails at <b>{what}</b>: {_line(attempt.fault)}, “{_line(attempt.message)}” ({spent})"
-                kind = "down"
-            moments.append(Moment(at_ms=attempt.started_ms + attempt.latency_ms, what=told, kind=kind))
-    return moments
-
-
-def _decisions(execution: Execution, catalogue: Catalogue) -> list[Moment]:
-    """Corrections, and what is planned after one."""
-    moments, anew = [], dict[float, list[Decision]]()
-    failures = _failures(execution)
-    for decision in execution.decisions:
-        if decision.failed is None:
-            anew.setdefault(decision.at_ms, []).append(decision)
-            continue
-        node = failures.pop(0) if failures else None
-        moments.append(Moment(at_ms=decision.at_ms, what=_choice(decision, node, catalogue)))
-        if decision.choice.correction == "replan":  # other failures went with what was not done
-            failures = [other for other in failures if other.status != "dropped"]
-    later = [(at_ms, made) for at_ms, made in anew.items() if at_ms > 0]
-    return moments + [Moment(at_ms=at_ms, what=f"plans anew: {_given(made, catalogue)}") for at_ms, made in later]
-
-
-def _failures(execution: Execution) -> list[NodeRecord]:
-    """A node for each of its failed attempts, in the order in which they ended: so they are corrected."""
-    ended = [(a.started_ms + a.latency_ms, node) for node in execution.nodes for a in node.attempts if a.fault]
-    return [node for _, node in sorted(ended, key=lambda one: one[0])]
-
-
-def _choice(decision: Decision, node: NodeRecord | None, catalogue: Catalogue) -> str:
-    eligible, choice = decision.eligible, decision.choice
-    subject = f" for {_line(_type_name(catalogue, node.task_type))}" if node is not None else ""
-    told = f"eligible{subject}: {_line(', '.join(eligible.corrections or ()))}; chosen: "
-    told += f"<b>{_line(choice.correction or '')}</b>"
-    if choice.task_type is not None:
-        told += f", first {_line(_type_name(catalogue, choice.task_type))}"
-    if choice.worker is not None:
-        others = ", ".join(_worker_name(catalogue, w) for w in eligible.workers or ())
-        to = "by" if choice.task_type is not None else "to"
-        told += f" {to} <b>{_line(_worker_name(catalogue, choice.worker))}</b> (of {_line(others)})"
-    chance = "a person’s choice" if decision.propensity is None else f"propensity {fixed(decision.propensity, 2)}"
-    return f"{told}, {chance}"
-
-
-def _given(decisions: Sequence[Decision], catalogue: Catalogue) -> str:
-    """Subtasks and who they are given to."""
-    nodes = [decision.choice for decision in decisions if decision.choice.task_type is not None]
-    told = [
-        _line(_type_name(catalogue, node.task_type or 0))
-        + (f" by {_line(_worker_name(catalogue, node.worker))}" if node.worker is not None else "")
-        for node in nodes
-    ]
-    return f"{_plural(len(nodes), 'subtask')}: {', '.join(told)}" if told else "nothing"
 
 
 # Whom it trusts, what goes wrong
@@ -502,7 +356,7 @@ def _trust(found: Found) -> str:
     for worker in found.catalogue.workers:
         sides = [summary.workers.get(worker.name) for summary in (before, after)]
         cells = [cell for calls, summary in zip(sides, (before, after), strict=True) for cell in _calls(calls, summary)]
-        rows.append([_line(worker.name), usd(worker.cost_usd()), *cells])
+        rows.append([one_line(worker.name), usd(worker.cost_usd()), *cells])
     what = ("calls a workflow", "success", "cost")
     heads = ["a call costs", *(f"{when}: {name}" for when in ("before", "after") for name in what)]
     note = "Who is asked how often, how many of these calls succeed (95 % interval), and what they cost a workflow. "
@@ -526,20 +380,20 @@ def _between(share: Estimate) -> str:
 
 def _errors(found: Found) -> str:
     tables = "".join(
-        f"<h3>{when}: {escape(name)}</h3>{_faults(found.summaries[name].faults, name=f'errors-{when}')}<br>"
+        f"<h3>{when}: {escape(name)}</h3>{_faults(faults_of(found.runs[name]), name=f'errors-{when}')}<br>"
         for when, name in (("before", BEFORE), ("after", AFTER))
     )
-    note = "Attempts that came to nothing, by what was wrong; which correction followed how often; and how many of the "
-    note += "subtasks that it befell were done in the end (95 % interval)."
+    note = "Attempts that came to nothing, by what was wrong; which correction followed how often, none where the "
+    note += "workflow was over; and how many of the subtasks that it befell were done in the end (95 % interval)."
     return section("What goes wrong, and what follows", note, tables)
 
 
 def _faults(faults: Mapping[str, Faults], *, name: str) -> str:
     rows = [
         [
-            _line(fault.replace("_", " ")),
+            one_line(fault.replace("_", " ")),
             whole(one.count),
-            _line(", ".join(f"{correction} {times:,}" for correction, times in one.corrections.items())),
+            one_line(", ".join(f"{correction} {times:,}" for correction, times in one.corrections.items())),
             _between(one.done),
         ]
         for fault, one in faults.items()
@@ -555,11 +409,11 @@ def _collection(found: Found) -> str:
     kept, dropped = len(prepared.examples), sum(prepared.dropped.values())
     ended = ", ".join(f"{how} {times:,}" for how, times in collected.ended.items())
     note = f"{whole(collected.count)} workflows decided by rules: {percent(collected.success.mean)} succeeded, at "
-    note += f"{usd(collected.cost_usd.mean)} and {_took(collected.latency_ms.mean)} each; how they ended: {ended}. Of "
+    note += f"{usd(collected.cost_usd.mean)} and {took(collected.latency_ms.mean)} each; how they ended: {ended}. Of "
     note += f"{whole(prepared.read)} lines, {whole(kept)} became examples, {whole(dropped)} were dropped."
     rows = [["kept", whole(kept), "of each instruction, the plan that earned most, as it stood in the end"]]
     rows += [
-        [f"dropped: {_line(reason)}", whole(times), escape(WHY_DROPPED.get(reason, ""))]
+        [f"dropped: {one_line(reason)}", whole(times), escape(WHY_DROPPED.get(reason, ""))]
         for reason, times in prepared.dropped.most_common()
     ]
     return section("What was collected, kept and dropped", note, _table(["lines", "why"], rows, name="collected"))
@@ -595,9 +449,9 @@ def _checked(found: Found) -> str:
         f"{whole(limits.max_nodes)} subtasks",
         f"{whole(limits.max_attempts)} attempts at one",
         f"{whole(limits.max_corrections)} corrections",
-        f"{_plural(limits.max_replans, 'replan')}",
+        f"{plural(limits.max_replans, 'replan')}",
         f"{usd(limits.max_cost_usd)}" if limits.max_cost_usd is not None else "no limit of cost",
-        f"{_took(limits.max_time_ms)}" if limits.max_time_ms is not None else "no limit of time",
+        f"{took(limits.max_time_ms)}" if limits.max_time_ms is not None else "no limit of time",
     ]
     note = "A mask keeps whatever is illegal from being chosen. Each execution is checked all the same, when it is "
     note += "over: the plan at first and in the end is a DAG, every subtask went to a worker able to do it, and the "
@@ -608,10 +462,10 @@ def _checked(found: Found) -> str:
         for summary in found.everything.values():
             for rule, times in summary.violations.items():
                 broken[rule] = broken.get(rule, 0) + times
-        listed = "; ".join(f"{_line(rule)} ({times:,} times)" for rule, times in broken.items())
+        listed = "; ".join(f"{one_line(rule)} ({times:,} times)" for rule, times in broken.items())
         verdict = f'<p class="warning"><b>{whole(found.violations)} violations</b>: {listed}.</p>'
     rows = [
-        [_line(name), whole(s.count), percent(s.validity.mean), whole(sum(s.violations.values()))]
+        [one_line(name), whole(s.count), percent(s.validity.mean), whole(sum(s.violations.values()))]
         for name, s in found.everything.items()
     ]
     body = verdict + _table(["workflows", "valid plans", "violations"], rows, name="violations")
@@ -621,4 +475,4 @@ def _checked(found: Found) -> str:
 def _further(policy: Path) -> str:
     kept = "Every execution is a line of JSON in <code>logs/</code> or <code>comparison/</code>, with its decisions, "
     kept += "what was eligible and each attempt. The policy plans and carries out whatever you ask: "
-    return f'<footer>{kept}<code>etude run {_line(str(policy))} "…"</code></footer>'
+    return f'<footer>{kept}<code>etude run {one_line(str(policy))} "…"</code></footer>'

@@ -18,15 +18,13 @@ from etude.cli.demo_report import (
     AFTER,
     BEFORE,
     Found,
-    drawing,
     headline,
-    instructive,
     relative_gain,
     shown_numbers,
-    story,
     telling,
     write_demo_report,
 )
+from etude.cli.execution_story import corrections, drawing, faults_of, instructive, story
 from etude.contracts.decision import Choice, Decision, Eligible
 from etude.learning.runs import RunFolder
 from etude.orchestrator.metrics import summarise
@@ -76,8 +74,8 @@ def parsed(page: str) -> WellFormed:
 
 
 def decision(at_ms: float, failed: int | None, **choice: Any) -> Decision:
-    corrections = ("retry", "switch", "abort") if failed is not None else None
-    eligible = Eligible(corrections=corrections, workers=(0, 1) if "worker" in choice else None)
+    legal = ("retry", "switch", "abort") if failed is not None else None
+    eligible = Eligible(corrections=legal, workers=(0, 1) if "worker" in choice else None)
     return Decision(
         at_ms=at_ms, failed=failed, eligible=eligible, choice=Choice(**choice), propensity=0.75, policy="v1"
     )
@@ -229,6 +227,11 @@ def test_numbers_of_the_comparison_are_those_of_the_executions(tmp_path: Path) -
     assert "costs $0.1 instead of $0.3 (−67 %)" in told
 
 
+def test_giving_up_is_no_correction() -> None:
+    chosen = [decision(1.0, 0, correction=name) for name in ("retry", "skip", "abort")]
+    assert corrections(execution(decisions=(decision(0.0, None, task_type=0), *chosen))) == 2
+
+
 def test_a_gain_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
     few = found(tmp_path, before=[failed_execution(), execution()], after=[execution(), failed_execution()])
     assert "which may be chance" in headline(few)[0]
@@ -279,10 +282,11 @@ def test_a_failure_is_told_step_by_step() -> None:
     ]
 
 
-def test_after_a_replan_failures_are_those_of_nodes_that_stayed() -> None:
+def planned_anew() -> Execution:
     """Two fail, the first is planned anew with all that is not done; later another fails."""
     nodes = (
         node(2, attempts=(attempt(0, "refusal", started_ms=500.0), attempt(1, started_ms=600.0))),
+        node(0),
         node(0, status="dropped", attempts=(attempt(0, "timeout"),)),
         node(1, status="dropped", attempts=(attempt(0, "timeout", started_ms=20.0),)),
     )
@@ -292,12 +296,34 @@ def test_after_a_replan_failures_are_those_of_nodes_that_stayed() -> None:
         decision(500.0, None, task_type=2, worker=0),
         decision(600.0, 0, correction="retry"),
     )
-    told = [parsed(m.what).text for m in story(execution(nodes=nodes, decisions=decisions), CATALOGUE)]
+    return execution(nodes=nodes, decisions=decisions)
+
+
+def test_after_a_replan_failures_are_those_of_nodes_that_stayed() -> None:
+    told = [parsed(m.what).text for m in story(planned_anew(), CATALOGUE)]
     assert [line.partition(":")[0] for line in told if line.startswith("eligible")] == [
         "eligible for draft",
         "eligible for send",
     ]
     assert "plans anew: 1 subtask: send by small" in told
+
+
+def test_what_followed_a_failure_is_counted_with_it() -> None:
+    both = node(1, status="failed", attempts=(attempt(0, "timeout"),))
+    first = node(0, status="failed", attempts=(attempt(0, "refusal", latency_ms=200.0), attempt(0, "refusal")))
+    over = execution(
+        success=False,
+        nodes=(first, both),
+        decisions=(decision(100.0, 1, correction="skip"), decision(200.0, 0, correction="abort")),
+    )
+    faults = faults_of([planned_anew(), over])
+    assert {name: (fault.count, fault.corrections) for name, fault in faults.items()} == {
+        "refusal": (3, {"retry": 1, "abort": 1, "none": 1}),
+        "timeout": (3, {"replan": 2, "skip": 1}),
+    }
+    assert (faults["refusal"].done.count, faults["refusal"].done.mean) == (2, 0.5)
+    assert faults["timeout"].done.count == 3
+    assert faults["timeout"].done.mean == pytest.approx(1 / 3)
 
 
 def test_the_workflow_that_is_told_succeeded_after_more_than_trying_again() -> None:
