@@ -67,7 +67,7 @@ def collect(
             soft_wrap=True,
         )
         try:
-            _carry_out(Orchestrator(decider, place.crew, log=log, seed=seed), place, waiting, concurrency, screen)
+            carry_out_all(Orchestrator(decider, place.crew, log=log, seed=seed), place, waiting, concurrency, screen)
         except KeyboardInterrupt:
             screen.print("interrupted; what was under way is in the log. The same command goes on:", soft_wrap=True)
             screen.print(f"  {escape(shlex.join(['etude', *sys.argv[1:]]))}", soft_wrap=True)
@@ -84,7 +84,7 @@ def collect(
     screen.print(f"\nnext: etude prepare --logs {escape(str(out))} --out training_data.json", soft_wrap=True)
 
 
-def _carry_out(
+def carry_out_all(
     orchestrator: Orchestrator, place: Workplace, waiting: list[tuple[int, str]], concurrency: int, screen: Console
 ) -> None:
     from etude.orchestrator.virtual_time import run_virtually

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from etude.cli.allocation_demo import allocation_demo, first_free, print_ending
-from etude.cli.collect import _carry_out
+from etude.cli.collect import carry_out_all
 from etude.cli.display import console, duration, table
-from etude.cli.prepare import _tell
+from etude.cli.prepare import tell_prepared
 from etude.cli.progress import LiveDisplay, PlainDisplay, Terminated, follow, interruptible
-from etude.cli.workflow import _follow
+from etude.cli.workflow import follow_epochs
 from etude.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _collect(asked: Asked, settings: Settings, logs: Path, screen: Console) -> S
         with ExecutionLog(logs, place.crew.catalogue) as log:
             rules = make_decider("rules", place)
             orchestrator = Orchestrator(rules, place.crew, log=log, seed=asked.seed)
-            _carry_out(orchestrator, place, waiting, CONCURRENCY, screen)
+            carry_out_all(orchestrator, place, waiting, CONCURRENCY, screen)
     tally = Tally(place.crew.catalogue)
     for execution in _logged(logs):
         tally.add(execution)
@@ -257,7 +257,7 @@ def _prepare(root: Path, screen: Console) -> Prepared:
     _stage(2, "prepare", f"{about}{root / DATA}", screen)
     with screen.status("reading the log"):
         prepared = prepare(root / LOGS)
-    _tell(prepared, root / LOGS, screen)
+    tell_prepared(prepared, root / LOGS, screen)
     if not (root / DATA).exists():
         write_prepared(prepared, root / DATA)
     return prepared
@@ -272,7 +272,7 @@ def _imitate(settings: Settings, root: Path, screen: Console) -> None:
     if RunFolder(root / PHASE_1).summary() is None:
         with screen.status("reading examples"):
             training = make_imitation(settings, root / PHASE_1, [(root / DATA, None)])
-        _follow(training, screen)
+        follow_epochs(training, screen)
     summary = RunFolder(root / PHASE_1).summary()
     assert summary is not None
     took, score = duration(summary["wall_s"]), summary["validation_score"]

@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 
+import msgspec
+
 from etude.contracts.decision import Decision
 from etude.learning.formats import duration, fixed, usd
 from etude.orchestrator.metrics import NO_CORRECTION, Estimate, Faults, wilson
@@ -22,25 +24,38 @@ from etude.problems.workflow.plan import Node, Plan, in_order
 
 def drawing(execution: Execution, catalogue: Catalogue, number: int) -> str:
     """The nodes that stood in the end, beneath each of them attempts, cost and time. `number` tells its ids apart."""
-    nodes = [node for node in execution.nodes if node.status != "dropped"]
+    nodes = standing(execution)
     if not nodes:
         return '<p class="note">There is no plan.</p>'
-    order = in_order([node.dependencies for node in nodes])
-    plan = Plan(
-        instruction="",
-        nodes=tuple(
-            Node(
-                task_type=_type_name(catalogue, nodes[i].task_type),
-                dependencies=tuple(sorted(order.index(j) for j in nodes[i].dependencies)),
-                worker=None if (worker := nodes[i].worker) is None else _worker_name(catalogue, worker),
-            )
-            for i in order
-        ),
-    )
-    svg = to_svg(plan, status=[nodes[i].status for i in order])
+    svg = to_svg(final_plan(nodes, catalogue), status=[node.status for node in nodes])
     svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', ' style="max-width:100%;height:auto"', 1)
     svg = re.sub(r"arrow-[0-9a-f]{8}", f"arrow-{number}", svg)  # ids belong to the page, which holds many plans
-    return BOX.sub(lambda box: box[0] + _beneath(box, nodes[order[int(box["node"])]]), svg)
+    return BOX.sub(lambda box: box[0] + _beneath(box, nodes[int(box["node"])]), svg)
+
+
+def standing(execution: Execution) -> list[NodeRecord]:
+    """The nodes that stood in the end, what they depend on before them."""
+    nodes = [node for node in execution.nodes if node.status != "dropped"]
+    order = in_order([node.dependencies for node in nodes])
+    return [
+        msgspec.structs.replace(nodes[i], dependencies=tuple(sorted(order.index(j) for j in nodes[i].dependencies)))
+        for i in order
+    ]
+
+
+def final_plan(nodes: Sequence[NodeRecord], catalogue: Catalogue, instruction: str = "") -> Plan:
+    """Of nodes in this order."""
+    return Plan(
+        instruction=instruction,
+        nodes=tuple(
+            Node(
+                task_type=_type_name(catalogue, node.task_type),
+                dependencies=node.dependencies,
+                worker=None if node.worker is None else _worker_name(catalogue, node.worker),
+            )
+            for node in nodes
+        ),
+    )
 
 
 BOX = re.compile(r'<g data-node="(?P<node>\d+)"><title>[^<]*</title><rect x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)"[^>]*/>')
@@ -135,16 +150,14 @@ def _decisions(execution: Execution, catalogue: Catalogue) -> list[Moment]:
 def followed(execution: Execution) -> list[tuple[NodeRecord, Attempt, Decision | None]]:
     """Each failed attempt with the correction that followed; none where the workflow was over.
 
-    A replan moves what is not done to the end of the record, so numbers in decisions are not those of its nodes:
-    then it counts that failures are corrected in the order in which they ended, and that a replan answers all it drops.
+    A replan answers all that it drops.
     """
     left = [(node, attempt) for node in execution.nodes for attempt in node.attempts if attempt.fault is not None]
     left.sort(key=lambda one: one[1].started_ms + one[1].latency_ms)
     found: list[tuple[NodeRecord, Attempt, Decision | None]] = []
     made = [decision for decision in execution.decisions if decision.failed is not None]
-    is_anew = any(decision.choice.correction == "replan" for decision in made)
     for decision in made:
-        own = [i for i, (node, _) in enumerate(left) if is_anew or node is execution.nodes[decision.failed or 0]][:1]
+        own = [i for i, (node, _) in enumerate(left) if node is execution.nodes[decision.failed or 0]][:1]
         if decision.choice.correction == "replan":
             own += [i for i, (node, _) in enumerate(left) if node.status == "dropped" and i not in own]
         found += [(*left[i], decision) for i in own]

@@ -39,7 +39,7 @@ def prepare(
 
     screen = console(stderr=as_json)
     prepared = _read(logs, max_nodes, screen)
-    _tell(prepared, logs, screen)
+    tell_prepared(prepared, logs, screen)
     write_prepared(prepared, out)
     if as_json:
         print_json(_to_json(prepared, out))
@@ -66,7 +66,7 @@ def _read(logs: Path, max_nodes: int | None, screen: Console) -> Prepared:
         return prepare_logs(logs, max_nodes=max_nodes, progress=progress)
 
 
-def _tell(prepared: Prepared, logs: Path, screen: Console) -> None:
+def tell_prepared(prepared: Prepared, logs: Path, screen: Console) -> None:
     kept, dropped = len(prepared.examples), sum(prepared.dropped.values())
     screen.print(
         f"{escape(str(logs))}: {prepared.read:,} executions read, {kept:,} kept, {dropped:,} dropped", soft_wrap=True

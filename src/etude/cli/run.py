@@ -87,23 +87,12 @@ def carry_out(place: Workplace, orchestrator: Orchestrator, instruction: str) ->
 
 def drawn(result: Result, catalogue: Catalogue) -> str:
     """The nodes that stood in the end, as a picture."""
+    from etude.cli.execution_story import final_plan, standing
     from etude.problems.workflow.drawing import to_svg
-    from etude.problems.workflow.plan import Node, Plan, in_order
 
-    nodes = [node for node in result.execution.nodes if node.status != "dropped"]
-    order = in_order([node.dependencies for node in nodes])
-    plan = Plan(
-        instruction=result.execution.instruction,
-        nodes=tuple(
-            Node(
-                task_type=catalogue.task_types[nodes[i].task_type].name,
-                dependencies=tuple(sorted(order.index(j) for j in nodes[i].dependencies)),
-                worker=catalogue.workers[nodes[i].worker or 0].name,
-            )
-            for i in order
-        ),
-    )
-    return to_svg(plan, status=[nodes[i].status for i in order])
+    nodes = standing(result.execution)
+    plan = final_plan(nodes, catalogue, result.execution.instruction)
+    return to_svg(plan, status=[node.status for node in nodes])
 
 
 class View:

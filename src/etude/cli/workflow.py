@@ -141,7 +141,7 @@ def _imitate(
     if training.folder.summary() is not None:
         told = "already finished; to train anew, choose another folder with --out"
     screen.print(f"{escape(str(out))}: {told}", soft_wrap=True)
-    _follow(training, screen)
+    follow_epochs(training, screen)
     _conclude(training, out, screen, as_json=as_json)
 
 
@@ -227,7 +227,7 @@ def _encoder_of(checkpoint: Path) -> str:
     return read_settings(RunFolder(find_root(checkpoint)), "workflow").planner.encoder
 
 
-def _follow(training: ImitationTraining, screen: Any) -> None:
+def follow_epochs(training: ImitationTraining, screen: Any) -> None:
     columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", total=1.0, epoch=training.number + 1)

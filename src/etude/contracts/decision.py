@@ -31,7 +31,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a later policy needs to be judged on it."""
 
     at_ms: float  # since the workflow began
-    failed: int | None = None  # the node to correct; null while planning
+    failed: int | None = None  # the node to correct, as the record numbers them; null while planning
     eligible: Eligible
     choice: Choice
     propensity: float | None = None  # of the choice, all parts together; null where a person chose

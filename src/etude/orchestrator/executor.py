@@ -249,6 +249,7 @@ class _Flow:
     ended: deque[_Try] = field(default_factory=deque)
     failures: deque[tuple[_Try, _End]] = field(default_factory=deque)
     decisions: list[Decision] = field(default_factory=list)
+    corrected: dict[int, Step] = field(default_factory=dict)  # by decision: what had failed
     first: PlannerOutputs | None = None
     how: str = "done"
     error: str = ""
@@ -520,6 +521,7 @@ class _Flow:
         decision = self.mind.correct(progress, live, now_ms=self._now_ms())
         if decision.choice.correction == named(Correction.ABORT):
             decision = await self._ask(decision, this, end, live)
+        self.corrected[len(self.decisions)] = this.step
         self.decisions.append(decision)
         choice = decision.choice
         assert choice.correction is not None
@@ -648,6 +650,14 @@ class _Flow:
             now_ms = self._now_ms()
             self.at.watch(Event(kind=kind, workflow=self.id, progress=self.progress, at_ms=now_ms, step=step, **more))
 
+    def _numbered(self) -> tuple[Decision, ...]:
+        """Decisions that name what failed as the record does: a replan has moved it since."""
+        place = {id(step): i for i, step in enumerate((*self.progress.steps, *self.progress.dropped))}
+        renamed = {
+            k: msgspec.structs.replace(self.decisions[k], failed=place[id(s)]) for k, s in self.corrected.items()
+        }
+        return tuple(renamed.get(k, decision) for k, decision in enumerate(self.decisions))
+
     def _log(self, *, success: bool) -> Execution:
         progress, rewards = self.progress, self.at.rewards
         cost, latency_ms = progress.spent_usd + self.judge_usd, self._now_ms()
@@ -669,7 +679,7 @@ class _Flow:
             reward=reward + rewards.shaped_reward * len(done),
             ended=self.how,
             error=self.error[:1000],
-            decisions=tuple(self.decisions),
+            decisions=self._numbered(),
             nodes=node_records(progress),
             violations=tuple(violations(progress, cost, latency_ms, self.limits, self.at.crew)),
         )

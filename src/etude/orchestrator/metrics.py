@@ -116,6 +116,10 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
     return tally.summary()
 
 
+ABORT = "abort"
+"""Is chosen after a failure, too, but corrects nothing."""
+
+
 class Tally:
     """Sums over executions as they come; `summary` at any time."""
 
@@ -141,7 +145,7 @@ class Tally:
         if execution.planner_outputs is not None or execution.violations:
             self._valid.add(is_valid(execution))
         chosen = _corrections(execution)
-        self._corrections.add(sum(map(len, chosen.values())))
+        self._corrections.add(sum(c != ABORT for choices in chosen.values() for c in choices))
         for i, node in enumerate(execution.nodes):
             self._add_node(node, chosen.get(i, []))
 

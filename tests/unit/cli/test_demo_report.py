@@ -292,7 +292,7 @@ def planned_anew() -> Execution:
     )
     decisions = (
         decision(0.0, None, task_type=0, worker=0),
-        decision(100.0, 0, correction="replan"),
+        decision(100.0, 2, correction="replan"),
         decision(500.0, None, task_type=2, worker=0),
         decision(600.0, 0, correction="retry"),
     )
