@@ -15,8 +15,10 @@ SCRIPTS = (
     "matched.py",
     "grammar_fuzz.py",
     "workflow_world.py",
+    "executor.py",
 )
-"""By hand: `plans.py`, `new_tools.py` and `routes.py` need public data, `workflow_learning.py` takes hours."""
+"""By hand: `plans.py`, `new_tools.py` and `routes.py` need public data, `workflow_learning.py` takes hours,
+`workflow_loop.py` half an hour, `chaos.py` as long with a policy of its own."""
 
 
 def main() -> None:
