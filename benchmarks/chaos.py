@@ -270,11 +270,11 @@ class Tireless(Crew):
 
 
 def by_switching(rules: Rules, instruction: str, luck: Luck) -> Chooser:
-    """Another worker after every failure, of those able the most praised; else again."""
+    """Another worker after every failure, the most praised of those able; where there is none, again; then replan."""
 
     def at_once(draft: Obs) -> Tensor:
         liking = torch.zeros((1, len(Correction)))
-        liking[0, [Correction.SWITCH, Correction.RETRY]] = torch.tensor([2.0, 1.0])
+        liking[0, [Correction.SWITCH, Correction.RETRY, Correction.REPLAN]] = torch.tensor([3.0, 2.0, 1.0])
         return liking
 
     read = Reader(rules.catalogue, without=set()).read(instruction)

@@ -196,7 +196,7 @@ def _go_on(
         f"stopped after {training.episodes:,} workflows and {duration(summary['wall_s'])}; "
         f"best evaluated return [bold]{summary['best_return']:.2f}[/]"
     )
-    screen.print(f'next: etude evaluate {where}   etude runs plot {where}   etude plan {where} "…"', soft_wrap=True)
+    screen.print(f'next: etude evaluate {where}   etude runs plot {where}   etude run {where} "…"', soft_wrap=True)
 
 
 def _practised_on(training: Training, checkpoint: Path) -> Iterator[str]:

@@ -585,8 +585,8 @@ class _Flow:
         """Whether what was asked for is done: as the judge says, else if every subtask is."""
         steps, judge, types = self.progress.steps, self.at.crew.judge, self.at.crew.catalogue.task_types
         if judge is None:
-            left = [f"{types[s.task_type].name} ({s.status.name.lower()})" for s in steps if s.status != Status.DONE]
-            self.error = self.error or (f"not done: {', '.join(left)}" if left else "")
+            left = [f"{types[s.task_type].name} was {s.status.name.lower()}" for s in steps if s.status != Status.DONE]
+            self.error = self.error or ", ".join(left)
             return self.how == "done" and not left
         made = [Input(task_type=types[s.task_type].name, output=s.output) for s in steps if s.status == Status.DONE]
         limit_s = self._time_for(TIMEOUT_S)

@@ -94,7 +94,7 @@ def test_phase_2_tells_its_evaluations_and_how_it_ended(first: Path, tmp_path: P
     assert lines[0] == f"{out}: going on from {first} for 40 workflows on cpu"
     assert [line.split()[1] for line in lines if line.startswith("step ")] == ["256", f"{ended['step']}"]
     assert lines[-2].startswith(f"stopped after {ended['episodes']} workflows")
-    assert f"etude evaluate {out}   etude runs plot {out}   etude plan {out}" in lines[-1]
+    assert f"etude evaluate {out}   etude runs plot {out}   etude run {out}" in lines[-1]
     assert (ended["run"], ended["resumed"], ended["stopped"]) == (str(out), False, "budget")
     assert 40 <= ended["episodes"] < 40 + 8 * 16
 

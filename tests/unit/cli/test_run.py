@@ -68,7 +68,7 @@ def test_what_does_not_succeed_leaves_with_3(tmp_path: Path, capsys: Captured) -
     assert "unknown:" in told
     assert "→ retry" in told
     assert "→ skip" in told
-    assert "not done: summarise (skipped)" in told
+    assert "not done: summarise was skipped" in told
 
 
 def test_an_instruction_on_stdin(workers: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -21,8 +22,8 @@ from etude.orchestrator.executor import MARGIN_MS, TICK_S, Event, Orchestrator, 
 from etude.orchestrator.record import Execution
 from etude.orchestrator.virtual_time import run_virtually
 from etude.problems.workflow import plan as plans
-from etude.problems.workflow.decide import Decider, by_lot, by_rules, exploring
-from etude.problems.workflow.grammar import Correction
+from etude.problems.workflow.decide import Chooser, Decider, Luck, by_lot, by_rules, exploring
+from etude.problems.workflow.grammar import Correction, Rules
 from etude.problems.workflow.plan import Limits
 from tests.crew import (
     DRAFT,
@@ -80,6 +81,31 @@ def test_outputs_go_along_the_edges_in_the_order_of_the_nodes() -> None:
         ("review", "review(read())"),
     ]
     assert result.output == "send(draft(read()), review(read()))"
+
+
+def test_all_else_goes_on_between_the_decisions_of_many() -> None:
+    known, seen, turns = catalogue(), list[int](), 0
+
+    def choosers(rules: Rules, instruction: str, luck: Luck) -> Chooser:
+        seen.append(turns)
+        return by_rules()(rules, instruction, luck)
+
+    async def everybody() -> None:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        crew = Crew(known, {name: ScriptedWorker(name) for name in ("a", "b")})
+        many = Orchestrator(Decider(version="many", catalogue=known, limits=Limits(), choosers=choosers), crew)
+        beside = asyncio.create_task(others())
+        await asyncio.gather(*(many.execute("draft a text") for _ in range(6)))
+        beside.cancel()
+
+    asyncio.run(everybody())
+    assert len(seen) == 6
+    assert all(later > earlier for earlier, later in pairwise(seen))
 
 
 def test_a_subtask_says_what_is_asked() -> None:
