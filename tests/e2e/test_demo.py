@@ -34,10 +34,21 @@ def memory_mb(told: str) -> int:
     return int(found[1].replace(",", ""))
 
 
+def heed_interrupts() -> None:
+    """Whoever runs the tests in the background may have them ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupt_while_collecting(*args: str, cwd: Path) -> str:
     """Ctrl-C once the first workflows are logged."""
     with subprocess.Popen(
-        command(*args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, env=ENVIRONMENT
+        command(*args),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env=ENVIRONMENT,
+        preexec_fn=heed_interrupts,
     ) as demo:
         assert demo.stdout is not None
         told = ""

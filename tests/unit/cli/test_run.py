@@ -161,6 +161,7 @@ def test_ctrl_c_leaves_a_complete_log_and_says_how_to_go_on(tmp_path: Path) -> N
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it may be ignored where tests run
     )
     assert started.stdout is not None
     assert "carrying out 3 workflows" in started.stdout.readline()
