@@ -19,7 +19,6 @@ import numpy as np
 from etude.cli.execution_story import (
     corrections,
     drawing,
-    faults_of,
     instructive,
     one_line,
     plural,
@@ -380,7 +379,7 @@ def _between(share: Estimate) -> str:
 
 def _errors(found: Found) -> str:
     tables = "".join(
-        f"<h3>{when}: {escape(name)}</h3>{_faults(faults_of(found.runs[name]), name=f'errors-{when}')}<br>"
+        f"<h3>{when}: {escape(name)}</h3>{_faults(found.summaries[name].faults, name=f'errors-{when}')}<br>"
         for when, name in (("before", BEFORE), ("after", AFTER))
     )
     note = "Attempts that came to nothing, by what was wrong; which correction followed how often, none where the "

@@ -6,8 +6,7 @@ Names and messages come from catalogues and logs: they are escaped wherever they
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,7 +14,6 @@ import msgspec
 
 from etude.contracts.decision import Decision
 from etude.learning.formats import duration, fixed, usd
-from etude.orchestrator.metrics import NO_CORRECTION, Estimate, Faults, wilson
 from etude.orchestrator.record import Attempt, Execution, NodeRecord
 from etude.problems.workflow.catalogue import Catalogue
 from etude.problems.workflow.drawing import BOX_HEIGHT, BOX_WIDTH, UNWANTED, to_svg
@@ -189,27 +187,6 @@ def _given(decisions: Sequence[Decision], catalogue: Catalogue) -> str:
         for node in nodes
     ]
     return f"{plural(len(nodes), 'subtask')}: {', '.join(told)}" if told else "nothing"
-
-
-def faults_of(executions: Sequence[Execution]) -> dict[str, Faults]:
-    """By fault, the most frequent first. What was planned anew is done where its task type is."""
-    chosen, ends = dict[str, Counter[str]](), dict[str, dict[int, bool]]()
-    for execution in executions:
-        done = {node.task_type for node in execution.nodes if node.status == "done"}
-        for node, attempt, decision in followed(execution):
-            fault, after = attempt.fault or "", decision.choice.correction if decision is not None else None
-            chosen.setdefault(fault, Counter())[after or NO_CORRECTION] += 1
-            is_done = node.status == "done" or (node.status == "dropped" and node.task_type in done)
-            ends.setdefault(fault, {})[id(node)] = is_done
-    return {
-        fault: Faults(count=counts.total(), corrections=dict(counts.most_common()), done=_share(ends[fault].values()))
-        for fault, counts in sorted(chosen.items(), key=lambda one: -one[1].total())
-    }
-
-
-def _share(hits: Collection[bool]) -> Estimate:
-    low, high = wilson(sum(hits), len(hits))
-    return Estimate(count=len(hits), mean=sum(hits) / len(hits), low=low, high=high)
 
 
 def corrections(execution: Execution) -> int:

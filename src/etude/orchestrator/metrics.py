@@ -146,8 +146,11 @@ class Tally:
             self._valid.add(is_valid(execution))
         chosen = _corrections(execution)
         self._corrections.add(sum(c != ABORT for choices in chosen.values() for c in choices))
+        done = {node.task_type for node in execution.nodes if node.status == "done"}
         for i, node in enumerate(execution.nodes):
-            self._add_node(node, chosen.get(i, []))
+            self._add_node(
+                node, chosen.get(i, []), is_done=node.status == "done" or (is_dropped(node) and node.task_type in done)
+            )
 
     def summary(self) -> Summary:
         return Summary(
@@ -169,7 +172,8 @@ class Tally:
             },
         )
 
-    def _add_node(self, node: NodeRecord, chosen: Sequence[str]) -> None:
+    def _add_node(self, node: NodeRecord, chosen: Sequence[str], *, is_done: bool) -> None:
+        """What was planned anew is done where its task type is."""
         if node.attempts:
             self._attempts.add(len(node.attempts))
         for attempt in node.attempts:
@@ -177,11 +181,17 @@ class Tally:
             self._types[node.task_type].add(attempt)
         faults = [attempt.fault for attempt in node.attempts if attempt.fault is not None]
         for fault in dict.fromkeys(faults):
-            self._faults[fault].done.add(node.status == "done")
-        # Each failed attempt is followed by one choice, unless the workflow ends over it.
-        for fault, correction in zip_longest(faults, chosen[: len(faults)], fillvalue=NO_CORRECTION):
+            self._faults[fault].done.add(is_done)
+        # A choice follows each failed attempt, unless the workflow ends over it; a replan answers all that it drops.
+        otherwise = "replan" if is_dropped(node) else NO_CORRECTION
+        for fault, correction in zip_longest(faults, chosen[: len(faults)], fillvalue=otherwise):
             self._faults[fault].count += 1
             self._faults[fault].corrections[correction] += 1
+
+
+def is_dropped(node: NodeRecord) -> bool:
+    """Whether it was replanned away."""
+    return node.status == "dropped"
 
 
 def is_valid(execution: Execution) -> bool:

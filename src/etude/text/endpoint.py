@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import SplitResult, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import numpy as np
 
 from etude.contracts.errors import ConfigError, EndpointError
 from etude.contracts.ports import Vectors
+from etude.contracts.services import authorisation, checked_url
 
 REPLY_BYTES = 2**28
 """More than any batch takes: a reply beyond it is no list of vectors."""
@@ -38,11 +38,13 @@ class EndpointEncoder:
         attempts: int = 5,  # on 408, 429, 5xx and broken connections
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        parts = _checked(url)
+        parts = checked_url(url, of="an embeddings service", key_in="as api_key", error=ConfigError)
         path = parts.path.rstrip("/").removesuffix("/embeddings") + "/embeddings"
         self._url = parts._replace(path=path, fragment="").geturl()
         self._shown = parts._replace(path=path, query="", fragment="").geturl()  # a query may hold a key
-        self._headers = {"Content-Type": "application/json", "User-Agent": "etude"} | _authorisation(api_key)
+        self._headers = {"Content-Type": "application/json", "User-Agent": "etude"} | authorisation(
+            api_key, error=ConfigError
+        )
         self._secret = api_key
         self._request: dict[str, Any] = {"model": model} | ({"dimensions": dimensions} if dimensions else {})
         self._batch, self._max_bytes = batch, max_bytes
@@ -117,28 +119,6 @@ class _NoRedirects(HTTPRedirectHandler):
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
-
-
-def _checked(url: str) -> SplitResult:
-    if "@" in url:  # not shown: it may be a password
-        raise ConfigError("the URL of an embeddings service holds an '@': give a key as api_key, not in the URL")
-    wrong = ConfigError(f"{url.partition('?')[0]!r} is no URL of an embeddings service: expected https://host/v1")
-    try:
-        parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as error:
-        raise wrong from error
-    if not fine or not url.isascii() or not url.isprintable() or " " in url:
-        raise wrong
-    return parts
-
-
-def _authorisation(api_key: str | None) -> dict[str, str]:
-    if not api_key:
-        return {}
-    if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
-        raise ConfigError("api_key holds a character no key has (a blank, a line end?): expected printable ASCII")
-    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _vectors(reply: Any, count: int) -> list[Vectors]:

@@ -24,7 +24,7 @@ from etude.cli.demo_report import (
     telling,
     write_demo_report,
 )
-from etude.cli.execution_story import corrections, drawing, faults_of, instructive, story
+from etude.cli.execution_story import corrections, drawing, instructive, story
 from etude.contracts.decision import Choice, Decision, Eligible
 from etude.learning.runs import RunFolder
 from etude.orchestrator.metrics import summarise
@@ -316,7 +316,7 @@ def test_what_followed_a_failure_is_counted_with_it() -> None:
         nodes=(first, both),
         decisions=(decision(100.0, 1, correction="skip"), decision(200.0, 0, correction="abort")),
     )
-    faults = faults_of([planned_anew(), over])
+    faults = summarise([planned_anew(), over], CATALOGUE).faults
     assert {name: (fault.count, fault.corrections) for name, fault in faults.items()} == {
         "refusal": (3, {"retry": 1, "abort": 1, "none": 1}),
         "timeout": (3, {"replan": 2, "skip": 1}),

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -153,7 +152,7 @@ def test_real_workers_collect_what_a_file_asks(workers: Path, tmp_path: Path, ca
 
 def test_ctrl_c_leaves_a_complete_log_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "workers.yaml"
-    file.write_text(WORKERS.replace("[echo, short]", "[sh, -c, 'sleep 60']"))
+    file.write_text(WORKERS.replace("[echo, short]", "[sh, -c, 'touch begun; sleep 60']"))
     command = [sys.executable, "-m", "etude.cli", "collect", "--num-executions", "3", "--workers", str(file)]
     started = subprocess.Popen(
         [*command, "--out", "logs"],
@@ -165,7 +164,8 @@ def test_ctrl_c_leaves_a_complete_log_and_says_how_to_go_on(tmp_path: Path) -> N
     )
     assert started.stdout is not None
     assert "carrying out 3 workflows" in started.stdout.readline()
-    time.sleep(1.5)  # its workers are asleep by then
+    while not (tmp_path / "begun").exists():  # its workers are asleep then
+        assert started.poll() is None
     started.send_signal(signal.SIGINT)
     told, _ = started.communicate(timeout=30)
     assert started.returncode == 130

@@ -90,7 +90,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
         ("file:///etc/passwd#m", "unknown encoder"),
         ("https://host/v1", "names no model: expected https://host/v1#model"),
         ("https://host/v1#", "names no model"),
-        ("https://#m", "is no URL"),
+        ("https://#m", "expected that of an embeddings service"),
     ],
 )
 def test_what_is_no_encoder(name: str, message: str) -> None:

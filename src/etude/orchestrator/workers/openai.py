@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from etude.contracts.errors import EndpointError, MissingExtraError, WorkersError
+from etude.contracts.services import authorisation, checked_url
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
 from etude.orchestrator.workers.template import Template, as_text
 
@@ -105,7 +106,7 @@ class OpenAIWorker:
         random: Callable[[], float] = random.random,
     ) -> None:
         require_httpx()
-        parts = _checked_url(url)
+        parts = checked_url(url, of="a chat service", key_in="by api_key_env", error=WorkersError)
         path = parts.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self.name = name
         self._parts = parts
@@ -113,7 +114,7 @@ class OpenAIWorker:
         self._shown = parts._replace(path=path, query="", fragment="").geturl()  # a query may hold a key
         self._secrets = tuple(secret for secret in (api_key, parts.query) if secret)
         self._headers = {"Content-Type": "application/json", "User-Agent": "etude", "Accept-Encoding": "identity"}
-        self._headers |= _authorisation(api_key)
+        self._headers |= authorisation(api_key, error=WorkersError)
         self._prompts = {kind: Template(f"the prompt of {kind!r}", text) for kind, text in prompts.items()}
         self._prompt = Template("the prompt", prompt)
         self._system = [{"role": "system", "content": _utf8(system)}] if system else []
@@ -523,28 +524,6 @@ def _checked_number(name: str, value: float, *, least: float = 0.0) -> float:
     if not least <= value < math.inf:
         raise WorkersError(f"{name} is {value!r}: expected a number of at least {least:g}")
     return value
-
-
-def _checked_url(url: str) -> SplitResult:
-    if "@" in url:  # not shown: it may be a password
-        raise WorkersError("url holds an '@': give a key by api_key_env, not in the URL")
-    wrong = WorkersError(f"url is {url.partition('?')[0]!r}: expected that of a chat service, http://host:port/v1")
-    try:
-        parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as error:
-        raise wrong from error
-    if not fine or not url.isascii() or not url.isprintable() or " " in url:
-        raise wrong
-    return parts
-
-
-def _authorisation(api_key: str | None) -> dict[str, str]:
-    if not api_key:
-        return {}
-    if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
-        raise WorkersError("the API key holds a character no key has (a blank, a line end?): expected printable ASCII")
-    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _door(parts: SplitResult) -> tuple[str, int]:
