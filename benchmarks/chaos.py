@@ -40,7 +40,7 @@ import torch
 from results import save
 from torch import Tensor
 
-from etude.bootstrap import load_planner
+from etude.bootstrap.planner import load_planner
 from etude.contracts.errors import PlanError
 from etude.contracts.ports import Verifier
 from etude.orchestrator.crew import Crew

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from results import save, sentence
 
-from etude.bootstrap import make_training
+from etude.bootstrap.allocation import make_training
 from etude.learning.evaluate import evaluate, greedy
 from etude.learning.tracking import read_metrics
-from etude.settings import resolve
+from etude.settings.tree import resolve
 
 TARGET = 1300.0
 

@@ -13,8 +13,8 @@ import numpy as np
 from results import save
 
 import etude
-from etude.bootstrap import make_training
-from etude.settings import resolve
+from etude.bootstrap.allocation import make_training
+from etude.settings.tree import resolve
 
 CALLS = 5000
 

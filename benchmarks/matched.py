@@ -21,14 +21,14 @@ import torch
 from results import save, sentence
 from torch import Generator
 
-from etude.bootstrap import make_training, read_policy
+from etude.bootstrap.allocation import make_training, read_policy
 from etude.learning.evaluate import Score, evaluate, greedy, interval
 from etude.problems.allocation.baselines import match_all, optimal_match, scheduler
 from etude.problems.allocation.matched import LONGEST, PAIR_BASE, PAIR_COST, PAIR_GAIN, WORK
 from etude.problems.allocation.problem import AllocationProblem
 from etude.problems.allocation.world import TASK_TYPES, AllocationConfig
 from etude.problems.base import Action, Actor, Obs
-from etude.settings import resolve
+from etude.settings.tree import resolve
 
 EPISODES = 256
 

@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from results import save, sentence
 
-from etude.bootstrap import load_planner, make_imitation
+from etude.bootstrap.imitation import make_imitation
+from etude.bootstrap.planner import load_planner
 from etude.problems.workflow.catalogue import Catalogue, TaskType, read_catalogue
 from etude.problems.workflow.examples import Example, read_examples
 from etude.problems.workflow.lesson import to_plan
 from etude.problems.workflow.metrics import score_plans
 from etude.problems.workflow.plan import Plan
-from etude.settings import resolve
+from etude.settings.tree import resolve
 
 WITHHELD = 0.1
 

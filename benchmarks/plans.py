@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from results import save
 
-from etude.bootstrap import load_planner, make_imitation
+from etude.bootstrap.imitation import make_imitation
+from etude.bootstrap.planner import load_planner
 from etude.learning.evaluate import interval
 from etude.problems.workflow.catalogue import Catalogue, read_catalogue
 from etude.problems.workflow.examples import Example, read_examples
@@ -29,7 +30,7 @@ from etude.problems.workflow.lesson import to_plan
 from etude.problems.workflow.memory import counted, weighted
 from etude.problems.workflow.metrics import PlanScores, score_plans
 from etude.problems.workflow.plan import Plan
-from etude.settings import resolve
+from etude.settings.tree import resolve
 
 
 def keep_aside(folder: Path, share: float, seed: int, into: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other: `make bench`. About an hour on 2 cores; results/ holds the numbers."""
+"""Every benchmark, one after the other: `make bench`. About an hour and a half on 2 cores; results/ holds the numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ SCRIPTS = (
     "grammar_fuzz.py",
     "workflow_world.py",
     "executor.py",
+    "experience_store.py",
+    "ingest.py",
+    "durability.py",
 )
-"""By hand: `plans.py`, `new_tools.py` and `routes.py` need public data, `workflow_learning.py` takes hours,
+"""By hand: `plans.py`, `new_tools.py`, `routes.py` and `redaction.py` need public data, `workflow_learning.py` takes hours,
 `workflow_loop.py` half an hour, `chaos.py` as long with a policy of its own."""
 
 

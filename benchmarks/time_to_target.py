@@ -20,11 +20,11 @@ import torch
 from peer import make_peer, peer_actor
 from results import save, sentence
 
-from etude.bootstrap import make_training
+from etude.bootstrap.allocation import make_training
 from etude.learning.evaluate import evaluate, greedy, interval
 from etude.learning.tracking import read_metrics
 from etude.problems.allocation.problem import AllocationProblem
-from etude.settings import resolve
+from etude.settings.tree import resolve
 
 TARGET, FINAL = 1300.0, 1480.0
 Curve = list[tuple[int, float, float]]  # step, seconds, evaluated return

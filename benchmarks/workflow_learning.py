@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from results import save
 
-from etude.bootstrap import make_imitation, make_outcomes, read_office
+from etude.bootstrap.imitation import make_imitation
+from etude.bootstrap.outcomes import make_outcomes, read_office
 from etude.learning.evaluate import evaluate, greedy, interval
 from etude.learning.runs import RunFolder
-from etude.settings import Settings, resolve
+from etude.settings.tree import Settings, resolve
 
 EPISODES = 4096
 SEED = 2_000_003

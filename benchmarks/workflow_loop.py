@@ -20,15 +20,16 @@ import numpy as np
 import torch
 from results import save
 
-from etude.bootstrap import make_imitation, make_outcomes
+from etude.bootstrap.imitation import make_imitation
 from etude.bootstrap.orchestration import fresh_instructions, instructions_for, make_decider, make_workplace
+from etude.bootstrap.outcomes import make_outcomes
 from etude.learning.evaluate import interval
 from etude.orchestrator.executor import Orchestrator
 from etude.orchestrator.log import ExecutionLog
 from etude.orchestrator.metrics import summarise
 from etude.orchestrator.prepare import prepare, write_prepared
 from etude.orchestrator.virtual_time import run_virtually
-from etude.settings import Settings, resolve
+from etude.settings.tree import Settings, resolve
 
 FRESH = 400
 """Instructions that each policy carries out in the end."""

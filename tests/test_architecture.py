@@ -48,6 +48,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
     **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy"), ("adapters/",)),
     "sqlite3": ("adapters/", "text/cache.py"),
+    **dict.fromkeys(("phonenumbers", "stdnum"), ("experience/redaction/",)),
     **dict.fromkeys(("nats", "aiobotocore", "boto3", "botocore", "minio", "obstore", "s3fs"), ("adapters/",)),
 }
 
@@ -55,7 +56,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 LAZY_HOMES: dict[str, tuple[str, ...]] = {"torch": ("cli/", "cli.py", "bootstrap/")}
 
 # What comes without torch, and so does everything it imports at module level.
-TORCH_FREE = ("etude", "etude.cli")
+TORCH_FREE = ("etude", "etude.cli", "etude.bootstrap.experience")
 
 EMPTY_NAMES = frozenset({"util", "utils", "helper", "helpers", "common", "manager", "managers", "misc"})
 

@@ -21,9 +21,10 @@ import etude
 from etude.cli import app
 from etude.cli.config import to_markdown
 from etude.cli.display import setting
+from etude.contracts.field_docs import field_docs
 from etude.learning.health import HealthConfig, Symptom
 from etude.learning.train import Stage
-from etude.settings import FLAGS, PRESETS, VARIANT_DEFAULTS, _docs, fields, resolve
+from etude.settings.tree import FLAGS, PRESETS, TREE, VARIANT_DEFAULTS, resolve
 from tests.tiny import etude as run_etude
 from tests.tiny import train_command
 
@@ -70,7 +71,7 @@ def presets() -> str:
         f"| setting | default | {' | '.join(f'`{name}`' for name in columns)} |",
         "|---|---|" + "---|" * len(columns),
     ]
-    for field in fields():
+    for field in TREE.fields:
         section, _, name = field.key.partition(".")
         changed = [column.get(section, {}).get(name) for column in columns.values()]
         if any(value is not None for value in changed):
@@ -80,7 +81,7 @@ def presets() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"settings": lambda: to_markdown(fields()), "presets": presets}
+TABLES: dict[str, Callable[[], str]] = {"settings": lambda: to_markdown(TREE.fields), "presets": presets}
 
 
 def with_fresh_tables(text: str) -> str:
@@ -94,9 +95,9 @@ def test_the_configuration_page_says_what_the_code_does() -> None:
 
 
 def test_every_setting_says_what_it_does() -> None:
-    undocumented = [field.key for field in fields() if not field.doc.strip()]
+    undocumented = [field.key for field in TREE.fields if not field.doc.strip()]
     assert not undocumented
-    assert set(_docs(Stage)) == {"size", "share"}
+    assert set(field_docs(Stage)) == {"size", "share"}
 
 
 # What the pages name.
@@ -146,7 +147,7 @@ def test_commands_are_ones_the_command_line_takes(line: str) -> None:
     of_settings = {flag: value for flag, value in flags.items() if value} if "assignments" in given else {}
     resolve(preset=given.get("preset"), assignments=given.get("assignments") or (), flags=of_settings)
     if given.get("key"):
-        assert given["key"] in {part for field in fields() for part in (field.key, field.key.partition(".")[0])}
+        assert given["key"] in {part for field in TREE.fields for part in (field.key, field.key.partition(".")[0])}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -165,7 +166,7 @@ def test_commands_are_found() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_settings_files_and_targets_that_are_named_exist(page: Path) -> None:
-    known = {field.key for field in fields()}
+    known = {field.key for field in TREE.fields}
     sections = "|".join({key.partition(".")[0] for key in known})
     for span in spans(page):
         if re.fullmatch(rf"({sections})\.[a-z_]+", span) and not span.endswith((".py", ".md")):

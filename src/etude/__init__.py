@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Orchestrator", "__version__", "load"]
+__all__ = ["Orchestrator", "__version__", "feedback", "load", "task"]
 
 __version__ = "0.1.0"
 
@@ -23,6 +23,24 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def task(task: str, **about: Any) -> Any:
+    """A task of your agent's, to be used in a `with` statement: what happens in it becomes a trajectory.
+
+    `about` says for whom and by whom: user, group, tenant, agent, model, problem, metadata, id; collect=False keeps
+    nothing. See `etude.experience.task.Collector.task`.
+    """
+    from etude.bootstrap.experience import collector
+
+    return collector().task(task, **about)
+
+
+def feedback(trajectory_id: str, **said: Any) -> bool:
+    """What somebody says of a trajectory, now or days later: thumbs="up" or "down", stars=1…5, comment, user."""
+    from etude.bootstrap.experience import collector
+
+    return collector().feedback(trajectory_id, **said)
+
+
 def load(path: str | Path, *, seed: int = 0) -> Any:
     """The best policy of a run, ready to act: `etude.load("runs/a").act(observation)`.
 
@@ -32,7 +50,7 @@ def load(path: str | Path, *, seed: int = 0) -> Any:
     from etude.contracts.errors import MissingExtraError
 
     try:
-        from etude.bootstrap import load_policy
+        from etude.bootstrap.serving import load_policy
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("etude"):
             raise

@@ -10,10 +10,10 @@ from typing import Literal
 import pytest
 import torch
 
-from etude.bootstrap import make_training, read_policy
+from etude.bootstrap.allocation import make_training, read_policy
 from etude.problems.allocation.problem import AllocationProblem
 from etude.problems.allocation.world import AllocationConfig
-from etude.settings import Settings, resolve
+from etude.settings.tree import Settings, resolve
 from tests.tiny import SETTINGS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

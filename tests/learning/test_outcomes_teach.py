@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from etude.bootstrap import make_imitation, make_outcomes, read_office
+from etude.bootstrap.imitation import make_imitation
+from etude.bootstrap.outcomes import make_outcomes, read_office
 from etude.learning.evaluate import evaluate, greedy
-from etude.settings import resolve
+from etude.settings.tree import resolve
 
 torch.set_num_threads(1)
 SMALL = {

@@ -13,7 +13,7 @@ from etude.learning.runs import RunFolder
 from etude.learning.train import TrainConfig, Training
 from etude.problems.allocation.network import EntityPolicy, MLPPolicy
 from etude.problems.allocation.problem import AllocationProblem
-from etude.settings import Settings
+from etude.settings.tree import Settings
 
 
 def make_problem(settings: Settings) -> AllocationProblem:

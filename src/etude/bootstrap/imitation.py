@@ -19,7 +19,7 @@ from etude.problems.workflow.experts import expert_examples
 from etude.problems.workflow.lesson import make_course, make_lesson, split
 from etude.problems.workflow.problem import without_newcomers
 from etude.problems.workflow.world import Tables
-from etude.settings import Settings
+from etude.settings.tree import Settings
 
 
 def make_imitation(settings: Settings, out: Path, data: Sequence[tuple[Path, Path | None]]) -> ImitationTraining:

@@ -22,7 +22,7 @@ from etude.problems.workflow.grammar import WORKERS, Rules
 from etude.problems.workflow.office import Office
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.world import Tables, WorkflowConfig
-from etude.settings import Settings, resolve
+from etude.settings.tree import Settings, resolve
 
 NAMED: dict[str, Choosers] = {"rules": by_rules(), "retry": by_rules(retry_only=True), "random": by_lot}
 """Policies that need no training: the rule-based expert, the same that only retries, and a lot."""

@@ -25,7 +25,7 @@ from etude.problems.workflow.phrases import CATALOGUE as CATALOGUE_OF_THE_OFFICE
 from etude.problems.workflow.problem import Beginning, WorkflowProblem, without_newcomers
 from etude.problems.workflow.scenarios import Scenarios, playable
 from etude.problems.workflow.world import MAX_GOLD
-from etude.settings import Settings
+from etude.settings.tree import Settings
 
 LONGEST = 1000
 """Nodes of an example that is read; those too long for a world are left out, and told."""
@@ -61,16 +61,21 @@ def make_outcomes(
         exam=replace(problem, part="choose"),
     )
     if not checkpoints(folder.start):
-        tensors = {f"policy.{name}": value for name, value in beginning.weights.items()}
-        tensors |= {f"memory.{name}": value for name, value in beginning.memory.state_dict().items()}
-        meta = {"problem": "workflow", "phase": before.config()["phase"]}
-        meta |= {"task_types": beginning.known.task_types, "workers": beginning.known.workers}
-        write_checkpoint(folder.start, step=0, tensors=tensors, meta=meta, keep=1)
+        keep_beginning(folder, beginning, phase=before.config()["phase"])
     new = s.office.shift == "new_tool"
     write_catalogue(out, problem.scenarios.catalogue if new else without_newcomers(problem.scenarios))
     if given is not None:
         write_json(folder.scenarios, given.records())
     return training
+
+
+def keep_beginning(folder: RunFolder, beginning: Beginning, *, phase: int) -> None:
+    """What a run begins with that another, of that phase, had learned."""
+    tensors = {f"policy.{name}": value for name, value in beginning.weights.items()}
+    tensors |= {f"memory.{name}": value for name, value in beginning.memory.state_dict().items()}
+    meta = {"problem": "workflow", "phase": phase}
+    meta |= {"task_types": beginning.known.task_types, "workers": beginning.known.workers}
+    write_checkpoint(folder.start, step=0, tensors=tensors, meta=meta, keep=1)
 
 
 def _gone_on(settings: Settings, earlier: Settings, checkpoint: Path, *, anew: Scenarios | None) -> Settings:
@@ -109,7 +114,7 @@ def _read_scenarios(
 def _kept_scenarios(folder: RunFolder, settings: Settings) -> tuple[Scenarios | None, list[str]]:
     """What a run practised on, if on plans of a user: its config.json then has their hashes after the weights'."""
     config = folder.config()
-    if config["phase"] == 1 or len(config["data"]) < 2:
+    if config["phase"] != 2 or len(config["data"]) < 2:
         return None, []
     catalogue, most = read_catalogue(folder.path / CATALOGUE), settings.limits.max_nodes
     examples = read_examples(folder.scenarios, catalogue, max_nodes=most)

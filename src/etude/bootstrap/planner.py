@@ -18,7 +18,7 @@ from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy
 from etude.problems.workflow.problem import Beginning
 from etude.serving.planner import Planner
-from etude.settings import Settings
+from etude.settings.tree import Settings
 from etude.text.encoders import make_encoder
 
 

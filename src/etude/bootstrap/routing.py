@@ -13,7 +13,7 @@ from etude.learning.runs import RunFolder
 from etude.problems.workflow.catalogue import read_catalogue
 from etude.problems.workflow.replay import read_outcomes
 from etude.problems.workflow.routing import Router, fit_router
-from etude.settings import Settings
+from etude.settings.tree import Settings
 
 
 def make_router(settings: Settings, out: Path, outcomes: Path, catalogue_file: Path | None) -> Router:

@@ -8,7 +8,7 @@ from typing import Any
 from etude.contracts.errors import CheckpointError, RunError
 from etude.learning.checkpoint import MANIFEST, checkpoints, read_checkpoint
 from etude.learning.runs import RunFolder
-from etude.settings import Settings, restore
+from etude.settings.tree import Settings, restore
 
 CONFIG, CATALOGUE = "config.json", "catalogue.json"
 

@@ -10,7 +10,23 @@ from typing import Annotated, NoReturn
 import typer
 
 import etude
-from etude.cli import collect, config, demo, evaluate, prepare, run, runs, train, workflow
+from etude.cli import (
+    collect,
+    config,
+    dataset,
+    demo,
+    evaluate,
+    experience,
+    ingest,
+    prepare,
+    redact,
+    reward,
+    run,
+    runs,
+    schemas,
+    train,
+    workflow,
+)
 from etude.cli.display import fail
 from etude.contracts.errors import EtudeError, MissingExtraError
 
@@ -28,8 +44,14 @@ app.command("plan")(workflow.plan)
 app.command("run")(run.run)
 app.command("collect")(collect.collect)
 app.command("prepare")(prepare.prepare)
+app.command("ingest")(ingest.ingest)
+app.add_typer(experience.app, name="experience")
+app.add_typer(reward.app, name="reward")
+app.add_typer(dataset.app, name="dataset")
+app.command("redact")(redact.redact)
 app.add_typer(runs.app, name="runs")
 app.add_typer(config.app, name="config")
+app.add_typer(schemas.app, name="schemas")
 app.command("demo")(demo.demo)
 
 

@@ -18,22 +18,22 @@ from etude.cli.progress import STOPPED, LiveDisplay, PlainDisplay, follow, inter
 from etude.contracts.errors import RunError
 
 if TYPE_CHECKING:
-    from etude.bootstrap import TrainedPolicy
+    from etude.bootstrap.allocation import TrainedPolicy
     from etude.learning.evaluate import Score
     from etude.learning.train import Training
     from etude.problems.allocation.behaviour import Tendency
-    from etude.settings import Settings
+    from etude.settings.tree import Settings
 
 SHOWN = ("completion_rate", "utilisation", "collaboration", "load_balance")
 
 
 def allocation_demo(out: Path, *, seed: int, max_steps: int, episodes: int, live: bool) -> None:
     """Train allocation, compare the policy with simpler ones and write a report, in less than a minute."""
-    from etude.bootstrap import make_training, read_policy
+    from etude.bootstrap.allocation import make_training, read_policy
     from etude.learning.report.allocation import write_allocation_report
     from etude.learning.runs import RunFolder
     from etude.learning.train import RunConfig
-    from etude.settings import Settings
+    from etude.settings.tree import Settings
 
     began, screen = time.perf_counter(), console()
     settings = Settings(run=RunConfig(seed=seed, max_steps=max_steps))
@@ -50,7 +50,7 @@ def allocation_demo(out: Path, *, seed: int, max_steps: int, episodes: int, live
 
 def choose_folder(out: Path, settings: Settings) -> Path:
     """`out`, or the first numbered one after it, that is new or holds this very demo without its report."""
-    from etude.bootstrap import to_config
+    from etude.bootstrap.allocation import to_config
     from etude.learning.runs import RunFolder
 
     def is_own(path: Path) -> bool:

@@ -14,7 +14,8 @@ from etude.cli.display import console, setting, table
 from etude.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from etude.settings import Field, Resolved
+    from etude.settings.sources import Field, Resolved
+    from etude.settings.tree import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Show and explain settings.")
 
@@ -37,9 +38,10 @@ def resolve_settings(
     config: Path | None,
     assignments: Sequence[str] | None,
     flags: Mapping[str, Any] | None = None,
-) -> Resolved:
+) -> Resolved[Settings]:
     """What a command is to use: the only place where the environment and the working directory are looked at."""
-    from etude.settings import FILE, resolve
+    from etude.settings.sources import FILE
+    from etude.settings.tree import resolve
 
     file = config or (Path(FILE) if Path(FILE).exists() else None)
     return resolve(preset=preset, config=file, environ=os.environ, flags=flags, assignments=assignments or ())
@@ -93,11 +95,13 @@ def to_markdown(found: Sequence[Field]) -> str:
 
 
 def _fields(key: str | None) -> list[Field]:
-    from etude.settings import fields, suggest
+    from etude.settings.tree import TREE
 
-    found = [field for field in fields() if key is None or f"{field.key}.".startswith(f"{key}.")]
+    found = [field for field in TREE.fields if key is None or f"{field.key}.".startswith(f"{key}.")]
     if not found:
-        raise ConfigError(f"there is no setting {key!r}: {suggest(key or '')}`etude config explain` lists them all")
+        raise ConfigError(
+            f"there is no setting {key!r}: {TREE.suggest(key or '')}`etude config explain` lists them all"
+        )
     return found
 
 

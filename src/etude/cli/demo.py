@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from etude.orchestrator.prepare import Prepared
     from etude.orchestrator.record import Execution
     from etude.problems.workflow.decide import Decider
-    from etude.settings import Settings
+    from etude.settings.tree import Settings
 
 LOGS, DATA, PHASE_1, PHASE_2, COMPARISON, ASKED = "logs", "training_data.json", "p1", "p2", "comparison", "demo.json"
 EXECUTIONS, WORKFLOWS, COMPARED = 2_000, 10_000, 200
@@ -162,7 +162,7 @@ def demo_settings(asked: Asked) -> Settings:
 
     Small minibatches make many gradient steps of few workflows, and one thread is quickest with them.
     """
-    from etude.settings import resolve
+    from etude.settings.tree import resolve
 
     first, second = "training.phase1_supervised", "training.phase2_rl"
     chosen = {
@@ -264,7 +264,7 @@ def _prepare(root: Path, screen: Console) -> Prepared:
 
 
 def _imitate(settings: Settings, root: Path, screen: Console) -> None:
-    from etude.bootstrap import make_imitation
+    from etude.bootstrap.imitation import make_imitation
     from etude.learning.runs import RunFolder
 
     about = "A small network learns to plan as the best of these plans did: "
@@ -280,7 +280,7 @@ def _imitate(settings: Settings, root: Path, screen: Console) -> None:
 
 
 def _learn_on(settings: Settings, root: Path, screen: Console) -> None:
-    from etude.bootstrap import make_outcomes
+    from etude.bootstrap.outcomes import make_outcomes
     from etude.learning.runs import RunFolder
 
     about = "It goes on from what becomes of its own plans: whom to trust, what to do when something fails: "

@@ -12,7 +12,7 @@ from etude.cli import workflow_scores
 from etude.cli.display import console, print_json, table
 
 if TYPE_CHECKING:
-    from etude.bootstrap import TrainedPolicy
+    from etude.bootstrap.allocation import TrainedPolicy
     from etude.learning.evaluate import Score
     from etude.problems.allocation.behaviour import Tendency
     from etude.problems.base import Actor
@@ -44,7 +44,9 @@ def evaluate_run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure a policy over whole episodes, beside simpler ones; a planner on expert workflows, too."""
-    from etude.bootstrap import learned_in_office, problem_of, read_policy
+    from etude.bootstrap.allocation import read_policy
+    from etude.bootstrap.outcomes import learned_in_office
+    from etude.bootstrap.runs import problem_of
     from etude.contracts.errors import ConfigError
 
     if device not in ("auto", "cpu", "cuda"):

@@ -90,7 +90,7 @@ def _best(rows: list[dict[str, Any]]) -> str:
 @app.command()
 def show(run: RunPath) -> None:
     """Settings that differ from the defaults, progress, evaluations, warnings, and why it stopped."""
-    from etude.bootstrap import find_root
+    from etude.bootstrap.runs import find_root
     from etude.learning.runs import RunFolder
 
     folder = RunFolder(find_root(run))
@@ -110,9 +110,9 @@ def show(run: RunPath) -> None:
 
 def _differences(folder: RunFolder) -> list[list[str]]:
     """Settings otherwise than the variant's defaults; the seed always."""
-    from etude.bootstrap import read_settings
+    from etude.bootstrap.runs import read_settings
     from etude.learning.runs import leaves
-    from etude.settings import resolve
+    from etude.settings.tree import resolve
 
     problem = folder.config()["problem"]
     settings = read_settings(folder, problem)
@@ -173,7 +173,8 @@ def plot(
     ] = 200,
 ) -> None:
     """Write the run's report: learning curves, what the policy does or the planner plans, comparison, settings."""
-    from etude.bootstrap import find_root, read_policy
+    from etude.bootstrap.allocation import read_policy
+    from etude.bootstrap.runs import find_root
     from etude.cli.evaluate import compare
     from etude.learning.checkpoint import checkpoints
     from etude.learning.report.allocation import write_allocation_report
@@ -194,7 +195,7 @@ def plot(
 
 
 def _plot_workflow(folder: RunFolder, out: Path | None, episodes: int) -> Path:
-    from etude.bootstrap import learned_in_office
+    from etude.bootstrap.outcomes import learned_in_office
     from etude.cli.evaluate import HELD_OUT_SEED
     from etude.cli.workflow_scores import compare_in_office
     from etude.learning.checkpoint import checkpoints

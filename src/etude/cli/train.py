@@ -68,7 +68,7 @@ def allocation(
     settings = resolve_settings(preset=preset, config=config, assignments=assignments, flags=flags).settings
     out = out or Path("runs") / f"allocation-{settings.allocation.variant}-{settings.run.seed}"
 
-    from etude.bootstrap import make_training
+    from etude.bootstrap.allocation import make_training
     from etude.learning.runs import RunFolder
 
     screen = console(stderr=as_json)

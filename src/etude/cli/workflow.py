@@ -17,14 +17,15 @@ from etude.cli.progress import LiveDisplay, PlainDisplay, follow, interruptible
 from etude.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
+    from etude.learning.from_logs import Pass
     from etude.learning.imitation import Epoch, ImitationTraining
     from etude.learning.train import Training
     from etude.problems.workflow.plan import Plan
-    from etude.settings import Settings
+    from etude.settings.tree import Settings
 
 Pair = tuple[Path, Path | None]
 """A file, and its catalogue where that does not stand beside it."""
@@ -50,10 +51,20 @@ def train(
         ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Phase 2: the run of a planner to go on from.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Phase 2 and --dataset: the run of a planner to go on from.",
+            show_default="with --dataset, who logged most of it",
+        ),
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Phase 2: recorded outcomes of queries, JSONL.", show_default=False)
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Learn from logs: a dataset's folder, or s3://….", show_default=False)
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(metavar="ppo|dpo|rloo", help="With --dataset: how.", show_default="ppo")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same weights.", show_default="0")] = None,
     epochs: Annotated[int | None, typer.Option(help="Phase 1: at most this many passes.", show_default="50")] = None,
@@ -83,6 +94,28 @@ def train(
     ] = False,
 ) -> None:
     """How an instruction becomes a plan: which subtasks, in which order, and who does each."""
+    if dataset is not None:
+        given = {"--data": data, "--replay": replay, "--episodes": episodes, "--shift": shift, "--encoder": encoder}
+        given |= {"--batch-size": batch_size, "--epochs": epochs}
+        if wrong := [flag for flag, value in given.items() if value is not None]:
+            raise ConfigError(
+                f"{wrong[0]} does not go with --dataset, whose settings are below `from_logs`; leave it out"
+            )
+        _learn_from_logs(
+            dataset,
+            algorithm or "ppo",
+            checkpoint,
+            catalogue[0] if catalogue else None,
+            out,
+            flags={"--seed": seed, "--device": device, "--tracker": tracker or None},
+            config=config,
+            assignments=assignments,
+            quiet=quiet,
+            as_json=as_json,
+        )
+        return
+    if algorithm is not None:
+        raise ConfigError("--algorithm goes with --dataset: phase 1 imitates, phase 2 learns by PPO")
     if phase == 2 and replay is None and checkpoint is None:
         raise ConfigError("--phase 2 needs --checkpoint, a planner to go on from, or recorded outcomes, --replay")
     if phase == 2 and replay and data:
@@ -127,10 +160,69 @@ def train(
             _go_on(settings, out, checkpoint, pairs, screen, begun, as_json=as_json)
 
 
+def _learn_from_logs(
+    dataset: str,
+    algorithm: str,
+    checkpoint: Path | None,
+    catalogue: Path | None,
+    out: Path | None,
+    *,
+    flags: Mapping[str, Any],
+    config: Path | None,
+    assignments: Sequence[str] | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    from etude.bootstrap.from_logs import make_from_logs, remember
+    from etude.learning.from_logs import LEARNERS
+    from etude.learning.runs import RunFolder
+
+    if algorithm not in LEARNERS:
+        raise ConfigError(f"--algorithm is {algorithm!r}: expected one of {', '.join(LEARNERS)}")
+    settings = resolve_settings(preset=None, config=config, assignments=assignments, flags=flags).settings
+    place = out or Path("runs") / f"workflow-{algorithm}-{settings.run.seed}"
+    screen = console(stderr=as_json)
+    screen.quiet = quiet
+    with interruptible(screen) as begun, RunFolder(place).locked():
+        with screen.status("reading the dataset"):
+            training = make_from_logs(
+                settings, place, dataset, algorithm, checkpoint=checkpoint, catalogue=catalogue, config=config
+            )
+        begun.append(training)
+        doing = f"resuming after pass {training.step}" if training.resumed else f"learning by {algorithm}"
+        told = f"{doing} from {dataset} on {training.learner.device}"
+        if training.folder.summary() is not None:
+            told = "already finished; to learn anew, choose another folder with --out"
+        screen.print(f"{escape(str(place))}: {escape(told)}", soft_wrap=True)
+        with screen.status("checking overlap, then passing over the logs"):
+            for done in training.epochs():
+                screen.print(_pass_line(done))
+        remember(place, config)
+    summary = training.folder.summary()
+    assert summary is not None
+    if as_json:
+        print_json({"run": str(place), "resumed": training.resumed, **summary})
+    screen.print(
+        f"stopped after {summary['epochs']} passes and {duration(summary['wall_s'])} ({summary['stopped']}); on logs "
+        f"kept aside the policy is estimated at [bold]{summary['best_estimate']:.3f}[/], "
+        f"{summary['estimate_before']:.3f} before",
+        soft_wrap=True,
+    )
+    where = escape(str(place))
+    screen.print(f'next: etude evaluate {where}   etude runs plot {where}   etude plan {where} "…"', soft_wrap=True)
+
+
+def _pass_line(done: Pass) -> str:
+    m = done.metrics
+    line = f"pass {done.number:>3}  {duration(done.wall_s):>7}  "
+    line += f"estimate {m.get('estimate', float('nan')):.3f}  " if "estimate" in m else ""
+    return f"{line}effective {m['ess']:.1%} of the logs  KL to them {m['kl_logged']:.3f}{'  ★' if done.is_best else ''}"
+
+
 def _imitate(
     settings: Settings, out: Path, pairs: Sequence[Pair], screen: Console, begun: list[Any], *, as_json: bool
 ) -> None:
-    from etude.bootstrap import make_imitation
+    from etude.bootstrap.imitation import make_imitation
 
     with screen.status("reading examples"):
         training = make_imitation(settings, out, pairs)
@@ -146,7 +238,7 @@ def _imitate(
 
 
 def _route(settings: Settings, out: Path, recorded: Pair, screen: Console, *, as_json: bool) -> None:
-    from etude.bootstrap import make_router
+    from etude.bootstrap.routing import make_router
 
     with screen.status("reading queries and outcomes"):
         router = make_router(settings, out, *recorded)
@@ -170,7 +262,7 @@ def _go_on(
     as_json: bool,
 ) -> None:
     """Phase 2 in a simulated world."""
-    from etude.bootstrap import make_outcomes, show_plans
+    from etude.bootstrap.outcomes import make_outcomes, show_plans
 
     with screen.status("reading instructions"):
         training = make_outcomes(settings, out, checkpoint, pairs)
@@ -201,7 +293,7 @@ def _go_on(
 
 def _practised_on(training: Training, checkpoint: Path) -> Iterator[str]:
     """What is asked where plans of a user are practised on, what is not and why, and who knew them before."""
-    from etude.bootstrap import find_root
+    from etude.bootstrap.runs import find_root
     from etude.learning.runs import RunFolder
 
     problem: Any = training.problem
@@ -221,7 +313,7 @@ def _practised_on(training: Training, checkpoint: Path) -> Iterator[str]:
 
 
 def _encoder_of(checkpoint: Path) -> str:
-    from etude.bootstrap import find_root, read_settings
+    from etude.bootstrap.runs import find_root, read_settings
     from etude.learning.runs import RunFolder
 
     return read_settings(RunFolder(find_root(checkpoint)), "workflow").planner.encoder
@@ -273,7 +365,7 @@ def plan(
     """Make a plan for an instruction."""
     import msgspec
 
-    from etude.bootstrap import load_planner
+    from etude.bootstrap.planner import load_planner
     from etude.problems.workflow.catalogue import read_catalogue
     from etude.problems.workflow.drawing import to_svg
 

@@ -27,7 +27,7 @@ def evaluate(run: Path, data: Path, catalogue: Path | None, *, as_json: bool) ->
     """Plans for the instructions of a file beside the experts' plans for them."""
     import numpy as np
 
-    from etude.bootstrap import load_planner
+    from etude.bootstrap.planner import load_planner
     from etude.learning.evaluate import interval
     from etude.problems.workflow.catalogue import read_catalogue
     from etude.problems.workflow.examples import read_examples
@@ -78,7 +78,7 @@ def compare_in_office(
     run: Path, *, episodes: int, seed: int, others: bool = True, stochastic: bool = False
 ) -> dict[str, Score]:
     """The policy of phase 2, and with `others` the one of phase 1 and simpler ones, on instructions kept aside."""
-    from etude.bootstrap import read_office
+    from etude.bootstrap.outcomes import read_office
     from etude.learning.comparison import POLICY
     from etude.learning.evaluate import evaluate, greedy, sampled
 
@@ -133,7 +133,7 @@ def evaluate_replay(run: Path, outcomes: Path, catalogue: Path | None, *, plot: 
 
     import torch
 
-    from etude.bootstrap import load_router
+    from etude.bootstrap.routing import load_router
     from etude.learning.evaluate import interval
     from etude.learning.report.routing import Choice, write_curve
     from etude.problems.workflow.catalogue import read_catalogue

@@ -27,6 +27,33 @@ class Eligible(Struct, frozen=True, kw_only=True, omit_defaults=True):
     workers: tuple[int, ...] | None = None
 
 
+class StepState(Struct, frozen=True, array_like=True):
+    """A node as it stood; ids are those of the catalogue, times ms since the workflow began."""
+
+    task_type: int
+    worker: int
+    dependencies: tuple[int, ...]  # nodes
+    status: int  # planned, done, failed, skipped: the grammar's Status
+    attempts: int  # given out, the one that is planned included
+    begun: bool
+    cost_usd: float  # of the last attempt, expected or known
+    ready_ms: float
+    latency_ms: float
+
+
+class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a workflow was when it was decided about: with its workers' `live` numbers, all that a policy reads."""
+
+    steps: tuple[StepState, ...] = ()
+    spent_usd: float = 0.0
+    clock_ms: float = 0.0
+    corrections: int = 0
+    replans: int = 0
+    failed: int | None = None  # the node to correct, among these steps
+    error: int = 0  # the category of what failed
+    tried: tuple[int, ...] = ()  # workers that proved unable to do what failed
+
+
 class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a later policy needs to be judged on it."""
 
@@ -38,3 +65,5 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: str  # its version
     live: tuple[tuple[float, float, float, bool, float | None], ...] | None = None
     """Of each worker: USD and ms of a call, share of successes, available, calls left; null is as in the one before."""
+    state: State | None = None
+    """Null where nothing had been carried out, and where the decision before added a node."""

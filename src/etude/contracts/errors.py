@@ -11,6 +11,11 @@ EtudeError
 ├── EndpointError      a service does not answer, or not with what was asked for
 ├── WorkersError       a workers file, or what it describes, cannot be used
 ├── LogError           an execution log cannot be read or written
+├── EventError         an event is not what its schema says, or of a version nobody here knows
+├── BusError           events cannot be sent or received
+│   └── RefusedError   a message that this bus will never take, however often it is sent
+├── StoreError         a store of experience cannot be read or written
+├── DatasetError       a dataset cannot be made, read, or learned from
 ├── WorkerError        an attempt at a subtask failed (in `work.py`, with its Fault)
 └── MissingExtraError  an optional dependency is not installed
     └── MissingPackageError  a package that comes without its own dependencies is not installed
@@ -59,6 +64,26 @@ class WorkersError(EtudeError):
 
 class LogError(EtudeError):
     """An execution log cannot be read or written."""
+
+
+class EventError(EtudeError):
+    """An event is not what its schema says, or of a version nobody here knows."""
+
+
+class BusError(EtudeError):
+    """Events cannot be sent or received."""
+
+
+class RefusedError(BusError):
+    """A message that this bus will never take, however often it is sent."""
+
+
+class StoreError(EtudeError):
+    """A store of experience cannot be read or written."""
+
+
+class DatasetError(EtudeError):
+    """A dataset cannot be made, read, or learned from."""
 
 
 class MissingExtraError(EtudeError):

@@ -9,20 +9,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import zip_longest
-from numbers import Integral, Real
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
 import msgspec
-from msgspec import Struct
 
 from etude.contracts.errors import CatalogueError, LogError
+from etude.contracts.plain import plain
 from etude.orchestrator.record import Execution
 from etude.problems.workflow.catalogue import Catalogue, read_catalogue
 
@@ -30,8 +29,6 @@ LOG_FILE, TORN_FILE, CATALOGUE_FILE = "executions.jsonl", "executions.torn", "ca
 LONGEST = 1 << 28
 """Bytes of a line: what is longer is neither written nor held in memory to be read."""
 BLOCK = 1 << 16
-DEEPEST = 100
-"""Levels of an output that are logged; what lies deeper is left out."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
@@ -138,7 +135,7 @@ def to_line(execution: Execution) -> bytes:
     try:
         line = _encoder.encode(execution)
     except UNWRITABLE:
-        line = _encoder.encode(_plain(execution))
+        line = _encoder.encode(plain(execution))
     try:
         _decoder.decode(line)  # JSON has no NaN: null is written for it, where a number must stand
     except UNREADABLE as error:
@@ -272,7 +269,7 @@ def _mend(handle: int, torn: Path) -> None:
 def _is_whole(data: bytes) -> bool:
     """Of a line without its newline: braces close only at the end of an execution."""
     try:
-        _decode(data)
+        decode_execution(data)
     except UNREADABLE:
         return False
     return True
@@ -336,7 +333,7 @@ def _skip_line(stream: BufferedReader) -> int:
 def _content(data: bytes, file: Path, number: int) -> Execution | Damaged:
     """A line without an end is torn, unless all of an execution is there."""
     try:
-        return _decode(data)
+        return decode_execution(data)
     except UNREADABLE as error:
         if data.endswith(b"\n"):
             return _damaged(file, number, str(error))
@@ -347,7 +344,8 @@ def _damaged(file: Path, line: int, reason: str, *, torn: bool = False) -> Damag
     return Damaged(file=file, line=line, reason=reason, torn=torn)
 
 
-def _decode(data: bytes) -> Execution:
+def decode_execution(data: bytes) -> Execution:
+    """A line as we write it or as the source document has it; one of UNREADABLE otherwise."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError:
@@ -370,31 +368,6 @@ def _reward(execution: Execution) -> float:
     """The document's compute_reward."""
     done = sum(1 for output in execution.execution_result.outputs.values() if output)
     return 10.0 * execution.success - 0.1 * execution.cost - 0.01 * execution.latency_ms + 0.1 * done
-
-
-def _plain(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """In the types of JSON; `above` are the containers it lies in, so that none is entered twice."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    if id(value) in above or len(above) > DEEPEST:
-        return "…"
-    above = (*above, id(value))
-    if isinstance(value, Struct):
-        return {name: _plain(getattr(value, name), above) for name in value.__struct_fields__}
-    if isinstance(value, Mapping):
-        return {_plain(str(key)): _plain(item, above) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item, above) for item in value]
-    try:
-        return _plain(repr(value))
-    except Exception:  # of whatever class a worker's output may be
-        return f"<{type(value).__name__}>"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.settings import fields
+from etude.settings.tree import TREE
 from tests.tiny import etude
 
 Captured = pytest.CaptureFixture[str]
@@ -24,7 +24,7 @@ def test_show_names_the_origin_of_every_value(
     (tmp_path / "etude.yaml").write_text("run:\n  seed: 7\n")
     monkeypatch.setenv("ETUDE_PPO__LR", "1e-3")
     shown = rows(capsys, "--preset", "document", "--set", "ppo.clip_coef=null")
-    assert set(shown) == {field.key for field in fields()}
+    assert set(shown) == {field.key for field in TREE.fields}
     assert shown["run.seed"] == "7 etude.yaml, line 2"
     assert shown["ppo.lr"] == "0.001 ETUDE_PPO__LR"
     assert shown["ppo.clip_coef"] == "null --set ppo.clip_coef"
@@ -55,10 +55,10 @@ def test_explain_tells_type_default_and_meaning(capsys: Captured) -> None:
 def test_explain_of_a_section_and_of_everything(capsys: Captured) -> None:
     assert etude("config", "explain", "network") == 0
     keys = [line.split()[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert keys == [field.key for field in fields() if field.key.startswith("network.")]
+    assert keys == [field.key for field in TREE.fields if field.key.startswith("network.")]
     assert etude("config", "explain") == 0
     told = capsys.readouterr().out
-    assert [field.key for field in fields() if f"{field.key} (" not in told] == []
+    assert [field.key for field in TREE.fields if f"{field.key} (" not in told] == []
 
 
 def test_explain_refuses_an_unknown_key_with_a_guess(capsys: Captured) -> None:
@@ -70,6 +70,6 @@ def test_markdown_has_a_row_for_every_setting(capsys: Captured) -> None:
     assert etude("config", "explain", "--markdown") == 0
     page = capsys.readouterr().out
     table = [line for line in page.splitlines() if line.startswith("| `")]
-    assert len(table) == len(fields())
+    assert len(table) == len(TREE.fields)
     assert {line.count(" | ") for line in table} == {3}
     assert page.startswith("## allocation\n")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from etude.bootstrap import to_config
+from etude.bootstrap.allocation import to_config
 from etude.cli import demo
 from etude.cli.allocation_demo import choose_folder
 from etude.learning.runs import RunFolder
 from etude.learning.train import RunConfig
-from etude.settings import Settings
+from etude.settings.tree import Settings
 from tests.tiny import etude
 
 SETTINGS = Settings(run=RunConfig(seed=0, max_steps=1000))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import etude as package
-from etude.bootstrap import read_beginning, read_office
 from etude.bootstrap.imitation import office_experts
+from etude.bootstrap.outcomes import read_office
+from etude.bootstrap.planner import read_beginning
 from etude.learning.checkpoint import checkpoints, read_checkpoint, under
 from etude.learning.runs import RunFolder
 from etude.learning.showcase import read_plans
@@ -22,7 +23,7 @@ from etude.problems.workflow.experts import expert_examples
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.problem import without_newcomers
 from etude.problems.workflow.scenarios import generate
-from etude.settings import resolve
+from etude.settings.tree import resolve
 from tests.language import command, write_data
 from tests.office import PHASE_2, SETTINGS, first_phase, go_on, imitate, second_phase
 from tests.tiny import etude, refused, told_json

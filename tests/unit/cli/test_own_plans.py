@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from etude.bootstrap import read_beginning, read_office
+from etude.bootstrap.outcomes import read_office
+from etude.bootstrap.planner import read_beginning
 from etude.learning.runs import RunFolder
 from etude.learning.showcase import read_plans
 from etude.problems.workflow.catalogue import Catalogue, TaskType, read_catalogue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import etude
-from etude.bootstrap import load_planner
+from etude.bootstrap.planner import load_planner
 from etude.contracts.decision import Decision
 from etude.contracts.errors import CatalogueError, PlanError
 from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker

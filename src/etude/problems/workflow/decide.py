@@ -12,14 +12,14 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from etude.contracts.decision import Choice, Decision, Eligible
+from etude.contracts.decision import Choice, Decision, Eligible, State
 from etude.contracts.errors import PlanError
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.workflow.catalogue import Catalogue
 from etude.problems.workflow.experts import Planner, Reader, patient, praised, random_choice, stubborn
 from etude.problems.workflow.grammar import Correction, Rules
 from etude.problems.workflow.plan import Limits
-from etude.problems.workflow.progress import Live, Progress, to_draft
+from etude.problems.workflow.progress import Live, Progress, to_draft, to_state
 from etude.problems.workflow.scenarios import from_examples
 
 
@@ -68,10 +68,12 @@ class Deliberation:
         draft = to_draft(self.rules, progress, live, now_ms=now_ms)
         if not progress.steps:
             self.rules.check(draft)
-        decisions, stopped = [], False
+        state = to_state(progress) if progress.steps or progress.replans else None
+        decisions: list[Decision] = []
+        stopped = False
         while not stopped:
             action, propensity = self.chooser(draft)
-            decisions.append(self._logged(draft, action, propensity, live, now_ms))
+            decisions.append(self._logged(draft, action, propensity, live, now_ms, None if decisions else state))
             choice = decisions[-1].choice
             draft, ends = self.rules.grow(draft, action)
             stopped = bool(ends)
@@ -86,14 +88,22 @@ class Deliberation:
         """What to do about the step that failed; the progress is left as it is."""
         draft = to_draft(self.rules, progress, live, now_ms=now_ms)
         action, propensity = self.chooser(draft)
-        return self._logged(draft, action, propensity, live, now_ms)
+        return self._logged(draft, action, propensity, live, now_ms, to_state(progress))
 
     def options(self, progress: Progress, live: Sequence[Live], *, now_ms: float) -> list[Correction]:
         """Which corrections the rules allow, for a person to choose from."""
         legal = self.rules.corrections(to_draft(self.rules, progress, live, now_ms=now_ms))[0]
         return [Correction(i) for i in _true(legal)]
 
-    def _logged(self, d: Obs, action: Action, propensity: float, live: Sequence[Live], now_ms: float) -> Decision:
+    def _logged(
+        self,
+        d: Obs,
+        action: Action,
+        propensity: float,
+        live: Sequence[Live],
+        now_ms: float,
+        state: State | None,
+    ) -> Decision:
         rules, correction, kind = self.rules, action["correction"], action["type"]
         failed = int(d["failed"]) if int(d["failed"]) >= 0 else None
         types = rules.task_types(d, correction)[0]
@@ -124,6 +134,7 @@ class Deliberation:
             propensity=propensity,
             policy=self.version,
             live=None if known == self._told else self._told,
+            state=state,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from etude.contracts.decision import State, StepState
 from etude.problems.base import Obs
 from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules, Status
 from etude.problems.workflow.plan import in_order
@@ -119,6 +120,64 @@ class Progress:
                 step.worker = worker
             step.status, step.begun, step.attempts = Status.PLANNED, False, step.attempts + 1
             step.cost_usd, step.latency_ms, step.ready_ms = live[step.worker].usd, live[step.worker].latency_ms, now_ms
+
+
+def to_state(progress: Progress) -> State:
+    """What is logged of it with a decision: `from_state` gives it back, as far as policies read it."""
+    place = {id(step): i for i, step in enumerate(progress.steps)}
+    return State(
+        steps=tuple(
+            StepState(
+                step.task_type,
+                step.worker,
+                tuple(place[id(before)] for before in step.dependencies),
+                int(step.status),
+                step.attempts,
+                step.begun,
+                step.cost_usd,
+                step.ready_ms,
+                step.latency_ms,
+            )
+            for step in progress.steps
+        ),
+        spent_usd=progress.spent_usd,
+        clock_ms=progress.clock_ms,
+        corrections=progress.corrections,
+        replans=progress.replans,
+        failed=None if progress.failed is None else place[id(progress.failed)],
+        error=progress.error,
+        tried=tuple(sorted(progress.tried)),
+    )
+
+
+def from_state(state: State) -> Progress:
+    progress = Progress(
+        instruction="",
+        spent_usd=state.spent_usd,
+        clock_ms=state.clock_ms,
+        corrections=state.corrections,
+        replans=state.replans,
+        error=state.error,
+        tried=set(state.tried),
+    )
+    for s in state.steps:
+        progress.steps.append(
+            Step(
+                task_type=s.task_type,
+                worker=s.worker,
+                dependencies=[],
+                status=Status(s.status),
+                attempts=s.attempts,
+                begun=s.begun,
+                cost_usd=s.cost_usd,
+                ready_ms=s.ready_ms,
+                latency_ms=s.latency_ms,
+            )
+        )
+    for step, s in zip(progress.steps, state.steps, strict=True):
+        step.dependencies = [progress.steps[j] for j in s.dependencies]
+    progress.failed = None if state.failed is None else progress.steps[state.failed]
+    return progress
 
 
 def to_draft(rules: Rules, progress: Progress, live: Sequence[Live], *, now_ms: float = 0.0) -> Obs:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Generator
 
-from etude.bootstrap import read_office
+from etude.bootstrap.outcomes import read_office
 from etude.contracts.errors import CheckpointError, ConfigError
 from etude.learning.evaluate import evaluate, greedy
 from etude.problems.workflow.examples import Example

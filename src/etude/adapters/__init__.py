@@ -1,0 +1,1 @@
+"""One technology per file, each a twin of an in-memory one."""

@@ -1,0 +1,430 @@
+"""The store of experience in ClickHouse: events in by the batch, summaries and the bytes they came as out by the block.
+
+A table each for trajectories, feedback and rewards, sorted as they are read and rid of duplicates as they merge.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from hashlib import blake2b, sha256
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from etude.adapters.summaries import (
+    DAY_US,
+    OUTCOMES,
+    SUCCESS,
+    Cell,
+    checked,
+    checked_limit,
+    conditions,
+    context_of,
+    micros,
+    moment,
+    page_of,
+    read_cursor,
+    spoken,
+    stats_of,
+    story_of,
+)
+from etude.contracts.errors import MissingExtraError, StoreError
+from etude.contracts.query import Where
+from etude.contracts.reward import Reward
+from etude.contracts.store import Page, Row, Stats, Stored, Story, Summary
+from etude.contracts.trajectory import Event, Feedback, Trajectory
+
+IDS = 1000
+"""Ids in one query."""
+BLOCK_ROWS = 1000
+"""Rows that a scan holds, at most."""
+
+_NAME = "LowCardinality(Nullable(String))"
+_SAID = "said UInt32, score Float64, scores UInt32"
+_BYTES = "digest String, body String"
+TABLES = {
+    "trajectories": (
+        f"id String, time Int64, problem LowCardinality(String), policy {_NAME}, agent {_NAME}, user Nullable(String), "
+        f"group {_NAME}, tenant {_NAME}, success Nullable(Bool), cost_usd Nullable(Float64), "
+        "latency_ms Nullable(Float64), context String, decisions UInt32, turns UInt32, size UInt64, "
+        f"{_SAID}, {_BYTES}"
+    ),
+    "feedback": f"id String, trajectory String, user Nullable(String), time Int64, {_SAID}, {_BYTES}",
+    "rewards": (
+        "id String, trajectory String, version Int64, revision Int64, time Int64, total Float64, confidence Float64, "
+        f"{_BYTES}"
+    ),
+    "forgotten": "kind LowCardinality(String), id String, pending String",
+    "opt_outs": "user String",
+    "documents": "kind String, key String, written UInt64, body String",
+    "members": "trajectory String, dataset String",
+    "migrations": "version UInt32",
+}
+"""Columns and their types: as the tables are made, and as rows are inserted, so that no insert has to ask first."""
+
+
+def _table(name: str, order: str, *, indexed: Sequence[str] = (), newest: str = "") -> str:
+    """What was inserted into it is on the disk; what was erased from it leaves the disk within a minute."""
+    indexes = "".join(f", INDEX by_{column} {column} TYPE bloom_filter GRANULARITY 1" for column in indexed)
+    return (
+        f"CREATE TABLE IF NOT EXISTS {name} ({TABLES[name]}{indexes}) "
+        f"ENGINE = ReplacingMergeTree({newest}) ORDER BY ({order}) "
+        "SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, old_parts_lifetime = 60"
+    )
+
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        _table("trajectories", "time, id", indexed=("id", "user", "context")),
+        _table("feedback", "trajectory, id", indexed=("id",)),
+        _table("rewards", "trajectory, version, revision, id", indexed=("id",)),
+        _table("forgotten", "kind, id"),
+        _table("opt_outs", "user"),
+        _table("documents", "kind, key", newest="written"),
+        _table("members", "trajectory, dataset"),
+    ),
+)
+"""Statements by version, harmless to repeat; none is ever changed, only followed by others."""
+
+KINDS: dict[type[Event], str] = {Trajectory: "trajectories", Feedback: "feedback", Reward: "rewards"}
+
+TOLD = """
+    FROM trajectories AS t FINAL
+    LEFT JOIN (
+        SELECT trajectory, argMax(total, (revision, id)) AS reward, argMax(confidence, (revision, id)) AS confidence
+        FROM rewards WHERE version = %(version)s GROUP BY trajectory
+    ) AS s ON s.trajectory = t.id
+    LEFT JOIN (
+        SELECT trajectory, sum(said) AS said, sum(score) AS score, sum(scores) AS scores
+        FROM feedback FINAL GROUP BY trajectory
+    ) AS f ON f.trajectory = t.id
+"""
+SAID = "t.said + ifNull(f.said, 0)"
+SUMMARY = """
+    t.id, t.time, t.problem, t.policy, t.agent, t.user, t."group", t.tenant, t.success, t.cost_usd, t.latency_ms,
+    t.context, t.decisions, t.turns, t.size, s.reward, s.confidence, t.score + ifNull(f.score, 0),
+    t.scores + ifNull(f.scores, 0)
+"""
+"""In the order of Summary, with the mean of what was said as a sum and a count."""
+CELL = f"""
+    SELECT intDiv(t.time - positiveModulo(t.time, {DAY_US}), {DAY_US}) AS day, t.problem, ifNull(t.policy, ''),
+        if(isNull(t.success), -1, toInt32(assumeNotNull(t.success))), count(), sum(t.decisions), sum(t.turns),
+        sum({SAID}), sum(ifNull(n.rewards, 0)), sum(t.size), sum(ifNull(t.cost_usd, 0)), count(t.cost_usd),
+        sum(ifNull(t.latency_ms, 0)), count(t.latency_ms), sum(ifNull(s.reward, 0)), sum(ifNull(s.confidence, 0)),
+        count(s.reward)
+    {TOLD}
+    LEFT JOIN (SELECT trajectory, uniqExact(id) AS rewards FROM rewards GROUP BY trajectory) AS n
+        ON n.trajectory = t.id
+"""
+
+
+class ClickHouseStore:
+    """An ExperienceStore on a server, `clickhouse://user@host:8123/database`, or clickhouses:// for TLS.
+
+    It makes the database and its tables. Events of one id must not come in twice at the very same moment with different
+    content: then both are told to be new, and one stays. What expires or is erased leaves the server's disk within a
+    minute, when it drops the parts it has written anew.
+    """
+
+    def __init__(self, url: str, *, password: str | None = None, timeout_s: float = 30.0) -> None:
+        """The password may also be in the URL; it is in no error."""
+        parts = urlsplit(url)
+        secure = parts.scheme == "clickhouses"
+        try:
+            port = parts.port or (8443 if secure else 8123)
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("clickhouse", "clickhouses") or not parts.hostname or not port:
+            raise StoreError(
+                f"the store's URL ({parts.scheme}://…) cannot be used: expected clickhouse://user@host:8123/database, "
+                "with / and @ of a password as %2F and %40"
+            )
+        self._password = password if password is not None else unquote(parts.password or "")
+        self._database = parts.path.strip("/") or "etude"
+        if not self._database.isidentifier():
+            raise StoreError(f"{self._database!r} is no name of a database: expected letters, digits and _")
+        self.place = f"ClickHouse at {parts.hostname}:{port}"
+        self._closed, self._written = False, 0
+        try:
+            import clickhouse_connect
+            from clickhouse_connect.driver.exceptions import ClickHouseError
+            from urllib3.exceptions import HTTPError
+        except ImportError as error:
+            raise MissingExtraError(needs="clickhouse_connect", extra="scale") from error
+        self._errors: tuple[type[Exception], ...] = (ClickHouseError, HTTPError, OSError)
+        with self._translated():
+            self._client: Any = clickhouse_connect.get_client(
+                host=parts.hostname,
+                port=port,
+                username=unquote(parts.username or "default"),
+                password=self._password,
+                secure=secure,
+                connect_timeout=timeout_s,
+                autogenerate_session_id=False,  # a session takes one query at a time, and threads share this
+                settings={"async_insert": 0, "join_use_nulls": 1, "mutations_sync": 2},
+            )
+        try:
+            self._migrate()
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
+        checked(events)
+        forgotten = self._forgotten([e.id for e, _ in events] + [_trajectory_of(e) for e, _ in events])
+        opted_out = self._opted_out([e.user for e, _ in events if isinstance(e, Trajectory | Feedback)])
+        known = {kind: self._digests(kind, [e.id for e, _ in events if isinstance(e, kind)]) for kind in KINDS}
+        rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in KINDS.values()}
+        stored = []
+        for event, body in events:
+            if {("trajectories", _trajectory_of(event)), (KINDS[type(event)], event.id)} & forgotten:
+                stored.append(Stored.FORGOTTEN)
+                continue
+            if isinstance(event, Trajectory | Feedback) and event.user in opted_out:
+                stored.append(Stored.OPTED_OUT)
+                continue
+            digest, there = blake2b(body, digest_size=16).hexdigest(), known[type(event)]
+            if event.id in there:
+                stored.append(Stored.DUPLICATE if there[event.id] == digest else Stored.CONFLICT)
+                continue
+            there[event.id] = digest
+            rows[KINDS[type(event)]].append((*_row(event, len(body)), digest, body))
+            stored.append(Stored.NEW)
+        for table, some in rows.items():
+            self._insert(table, some)
+        return stored
+
+    def story(self, trajectory_id: str) -> Story | None:
+        given = {"id": trajectory_id}
+        found = self._select("SELECT body FROM trajectories WHERE id = %(id)s LIMIT 1", given)
+        if not found:
+            return None
+        query = "SELECT body FROM {} FINAL WHERE trajectory = %(id)s ORDER BY {}, id"
+        feedback = self._select(query.format("feedback", "time"), given)
+        rewards = self._select(query.format("rewards", "version, revision"), given)
+        return story_of(found[0][0], (body for (body,) in feedback), (body for (body,) in rewards))
+
+    def page(self, where: Where, *, version: int, after: str | None = None, limit: int = 100) -> Page:
+        condition, given = _condition(where, version)
+        if after is not None:
+            given["after_time"], given["after_id"] = read_cursor(after)
+            condition += " AND (t.time, t.id) < (%(after_time)s, %(after_id)s)"
+        query = f"SELECT {SUMMARY} {TOLD} WHERE {condition} ORDER BY t.time DESC, t.id DESC"
+        rows = self._select(f"{query} LIMIT {checked_limit(limit) + 1}", given)
+        return page_of([_summary(row) for row in rows], limit)
+
+    def scan(self, where: Where, *, version: int) -> Iterator[Row]:
+        condition, given = _condition(where, version)
+        query = f"SELECT {SUMMARY}, t.body AS body {TOLD} WHERE {condition} ORDER BY t.time, t.id"
+        with ExitStack() as opened:
+            opened.enter_context(self._translated())
+            stream = self._client.query_row_block_stream(
+                query,
+                parameters=given,
+                settings={"max_block_size": BLOCK_ROWS, "database": self._database},
+                column_formats={"body": "bytes"},
+            )
+            blocks = opened.enter_context(stream)
+            return _rows(blocks, opened.pop_all())
+
+    def stats(self, where: Where, *, version: int) -> Stats:
+        condition, given = _condition(where, version)
+        cells = [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
+        if not cells:
+            return stats_of([], users=0, first=None, last=None)
+        query = f"SELECT uniqExact(t.user), min(t.time), max(t.time) {TOLD} WHERE {condition}"
+        ((users, first, last),) = self._select(query, given)
+        return stats_of(cells, users=users, first=first, last=last)
+
+    def forget(self, user: str) -> list[str]:
+        # The digest stays until all is gone, so that whoever calls again after an error learns the ids too.
+        given = {"user": user, "pending": sha256(user.encode("utf-8", "surrogatepass")).hexdigest()}
+        for table in ("trajectories", "feedback"):
+            found = self._select(f"SELECT DISTINCT id FROM {table} WHERE user = %(user)s", given)
+            self._insert("forgotten", [(table, identity, given["pending"]) for (identity,) in found])
+        ids = self._select("SELECT DISTINCT kind, id FROM forgotten WHERE pending = %(pending)s ORDER BY id", given)
+        if not ids:
+            return []
+        erased = f"(SELECT id FROM {self._database}.forgotten WHERE kind = 'trajectories' AND pending = %(pending)s)"
+        self._run(f"ALTER TABLE feedback DELETE WHERE user = %(user)s OR trajectory IN {erased}", given)
+        self._run(f"ALTER TABLE rewards DELETE WHERE trajectory IN {erased}", given)
+        self._run(f"ALTER TABLE trajectories DELETE WHERE id IN {erased}", given)
+        self._run("ALTER TABLE forgotten UPDATE pending = '' WHERE pending = %(pending)s", given)
+        return [identity for kind, identity in ids if kind == "trajectories"]
+
+    def forgotten(self, trajectory_ids: Sequence[str]) -> set[str]:
+        return {identity for kind, identity in self._forgotten(trajectory_ids) if kind == "trajectories"}
+
+    def set_opt_out(self, user: str, out: bool) -> None:
+        if out:
+            self._insert("opt_outs", [(user,)])
+        else:
+            self._run("ALTER TABLE opt_outs DELETE WHERE user = %(user)s", {"user": user})
+
+    def opted_out(self) -> frozenset[str]:
+        return frozenset(user for (user,) in self._select("SELECT DISTINCT user FROM opt_outs"))
+
+    def expire(self, before: datetime) -> int:
+        given = {"before": micros(before)}
+        ((count,),) = self._select("SELECT uniqExact(id) FROM trajectories WHERE time < %(before)s", given)
+        trajectories = f"SELECT id FROM {self._database}.trajectories"
+        for table in ("feedback", "rewards"):  # those of trajectories that are long gone or never came as well
+            self._run(
+                f"ALTER TABLE {table} DELETE WHERE trajectory IN ({trajectories} WHERE time < %(before)s) "
+                f"OR (time < %(before)s AND trajectory NOT IN ({trajectories}))",
+                given,
+            )
+        self._run("ALTER TABLE trajectories DELETE WHERE time < %(before)s", given)
+        return int(count)
+
+    def put(self, kind: str, key: str, body: bytes) -> None:
+        self._written = max(self._written + 1, time.time_ns())
+        self._insert("documents", [(kind, key, self._written, body)])
+
+    def documents(self, kind: str) -> Mapping[str, bytes]:
+        query = "SELECT key, body FROM documents FINAL WHERE kind = %(kind)s ORDER BY key"
+        return dict(self._select(query, {"kind": kind}))
+
+    def add_members(self, dataset: str, trajectory_ids: Sequence[str]) -> None:
+        self._insert("members", [(identity, dataset) for identity in trajectory_ids])
+
+    def datasets_of(self, trajectory_ids: Sequence[str]) -> Mapping[str, int]:
+        counts: dict[str, int] = {}
+        query = "SELECT dataset, uniqExact(trajectory) FROM members WHERE trajectory IN %(ids)s GROUP BY dataset"
+        for ids in _some(list(dict.fromkeys(trajectory_ids))):
+            for dataset, count in self._select(query, {"ids": ids}):
+                counts[dataset] = counts.get(dataset, 0) + count
+        return dict(sorted(counts.items()))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._client.close()
+
+    def _migrate(self) -> None:
+        with self._translated():
+            self._client.command(f"CREATE DATABASE IF NOT EXISTS {self._database}", use_database=False)
+        self._run(_table("migrations", "version"))
+        ((version,),) = self._select("SELECT max(version) FROM migrations")
+        if version > len(MIGRATIONS):
+            raise StoreError(
+                f"{self.place}: database {self._database!r} has version {version}, and this Etude knows "
+                f"{len(MIGRATIONS)}: upgrade it, or choose another database"
+            )
+        for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
+            for statement in statements:
+                self._run(statement)
+            self._insert("migrations", [(number,)])
+
+    def _forgotten(self, ids: Sequence[str]) -> set[tuple[str, str]]:
+        query = "SELECT DISTINCT kind, id FROM forgotten WHERE id IN %(ids)s"
+        return {(kind, i) for some in _some(list(dict.fromkeys(ids))) for kind, i in self._select(query, {"ids": some})}
+
+    def _opted_out(self, users: Sequence[str | None]) -> set[str]:
+        query = "SELECT DISTINCT user FROM opt_outs WHERE user IN %(users)s"
+        named = list({user for user in users if user is not None})
+        return {user for some in _some(named) for (user,) in self._select(query, {"users": some})}
+
+    def _digests(self, kind: type[Event], ids: Sequence[str]) -> dict[str, str]:
+        query = f"SELECT id, any(digest) FROM {KINDS[kind]} WHERE id IN %(ids)s GROUP BY id"
+        return {identity: digest for some in _some(ids) for identity, digest in self._select(query, {"ids": some})}
+
+    def _select(self, query: str, given: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        with self._translated():
+            found = self._client.query(
+                query,
+                parameters=given,
+                settings={"database": self._database},
+                column_formats={"body": "bytes"} if "body" in query.partition("FROM")[0] else None,
+            )
+            rows: list[tuple[Any, ...]] = found.result_rows
+            return rows
+
+    def _run(self, statement: str, given: Mapping[str, Any] | None = None) -> None:
+        with self._translated():
+            self._client.command(statement, parameters=given, settings={"database": self._database})
+
+    def _insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        if not rows:
+            return
+        columns = [column.split(" ", 1) for column in TABLES[table].split(", ")]
+        with self._translated():
+            self._client.insert(
+                table,
+                rows,
+                database=self._database,
+                column_names=[name for name, _ in columns],
+                column_type_names=[kind for _, kind in columns],
+            )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        if self._closed:
+            raise StoreError(f"{self.place}: the store is closed: open it again")
+        try:
+            yield
+        except self._errors as error:
+            said = str(error).replace(self._password, "…") if self._password else str(error)
+            raise StoreError(
+                f"{self.place}: {said[:500]}: check that it runs, has space, and lets this user in; then do it again"
+            ) from (None if self._password else error)
+
+
+def _row(event: Event, size: int) -> tuple[Any, ...]:
+    if isinstance(event, Trajectory):
+        outcome = event.outcome
+        return (
+            *(event.id, micros(event.time), event.problem, event.policy, event.agent, event.user, event.group),
+            *(event.tenant, outcome.success, outcome.cost_usd, outcome.latency_ms),
+            *(context_of(event.problem, event.task), len(event.decisions), len(event.turns), size),
+            *spoken(event.feedback),
+        )
+    if isinstance(event, Feedback):
+        return (event.id, event.trajectory_id, event.user, micros(event.time), *spoken([event]))
+    assert isinstance(event, Reward)
+    key = (event.id, event.trajectory_id, event.version, event.revision)
+    return (*key, micros(event.time), event.total, event.confidence)
+
+
+def _condition(where: Where, version: int) -> tuple[str, dict[str, Any]]:
+    """As SQL over a trajectory t, its score s and its feedback f, with its values."""
+    given: dict[str, Any] = {"version": version, **conditions(where)}
+    parts = ["1", *(f't."{name}" = %({name})s' for name in conditions(where))]
+    for name, column, value in (
+        ("since", "t.time >=", None if where.since is None else micros(where.since)),
+        ("until", "t.time <", None if where.until is None else micros(where.until)),
+        ("min_reward", "s.reward >=", where.min_reward),
+        ("max_reward", "s.reward <=", where.max_reward),
+        ("min_confidence", "s.confidence >=", where.min_confidence),
+    ):
+        if value is not None:
+            parts.append(f"{column} %({name})s")
+            given[name] = value
+    if where.outcome is not None:
+        success = OUTCOMES[where.outcome]
+        parts.append("isNull(t.success)" if success is None else f"t.success = {str(success).lower()}")
+    if where.feedback is not None:
+        parts.append(f"{SAID} > 0" if where.feedback else f"{SAID} = 0")
+    return " AND ".join(parts), given
+
+
+def _summary(row: Sequence[Any]) -> Summary:
+    feedback = row[17] / row[18] if row[18] else None
+    return Summary._make((row[0], moment(row[1]), *row[2:8], SUCCESS[row[8]], *row[9:17], feedback))
+
+
+def _rows(blocks: Iterator[Sequence[Sequence[Any]]], opened: ExitStack) -> Iterator[Row]:
+    with opened:
+        for block in blocks:
+            for row in block:
+                yield Row(_summary(row), row[19])
+
+
+def _some(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (items[start : start + IDS] for start in range(0, len(items), IDS))
+
+
+def _trajectory_of(event: Event) -> str:
+    return event.trajectory_id if isinstance(event, Feedback | Reward) else event.id

@@ -1,0 +1,231 @@
+"""The store of experience in memory, for tests and notebooks: what comes in stays until the process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from threading import RLock
+from typing import NamedTuple
+
+from etude.adapters.summaries import (
+    DAY_US,
+    OUTCOMES,
+    Cell,
+    checked,
+    checked_limit,
+    conditions,
+    micros,
+    page_of,
+    read_cursor,
+    spoken,
+    stats_of,
+    summary_of,
+)
+from etude.contracts.errors import StoreError
+from etude.contracts.query import Where
+from etude.contracts.reward import Reward
+from etude.contracts.store import Page, Row, Stats, Stored, Story, Summary
+from etude.contracts.trajectory import Event, Feedback, Trajectory
+
+
+class MemoryStore:
+    """An ExperienceStore that forgets everything with its process; the other stores' twin."""
+
+    def __init__(self) -> None:
+        self._turn, self._closed = RLock(), False
+        self._events: dict[tuple[type[Event], str], tuple[Event, bytes]] = {}
+        self._forgotten: set[tuple[type[Event], str]] = set()
+        self._opted_out: set[str] = set()
+        self._documents: dict[str, dict[str, bytes]] = {}
+        self._members: dict[str, set[str]] = {}
+
+    def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
+        checked(events)
+        with self._open():
+            return [self._add(event, body) for event, body in events]
+
+    def _add(self, event: Event, body: bytes) -> Stored:
+        place = (type(event), event.id)
+        if place in self._forgotten or (Trajectory, _trajectory_of(event)) in self._forgotten:
+            return Stored.FORGOTTEN
+        if isinstance(event, Trajectory | Feedback) and event.user in self._opted_out:
+            return Stored.OPTED_OUT
+        if place in self._events:
+            return Stored.DUPLICATE if self._events[place][1] == body else Stored.CONFLICT
+        self._events[place] = (event, body)
+        return Stored.NEW
+
+    def story(self, trajectory_id: str) -> Story | None:
+        with self._open():
+            told = next((told for told in self._told() if told.trajectory.id == trajectory_id), None)
+        if told is None:
+            return None
+        return Story(
+            trajectory=told.trajectory,
+            feedback=tuple(sorted(told.feedback, key=lambda one: (micros(one.time), one.id))),
+            rewards=tuple(sorted(told.rewards, key=lambda one: (one.version, one.revision, one.id))),
+        )
+
+    def page(self, where: Where, *, version: int, after: str | None = None, limit: int = 100) -> Page:
+        summaries = [told.summary(version) for told in self._found(where, version)]
+        if after is not None:
+            last = read_cursor(after)
+            summaries = [summary for summary in summaries if (micros(summary.time), summary.id) < last]
+        return page_of(summaries[::-1][: checked_limit(limit) + 1], limit)
+
+    def scan(self, where: Where, *, version: int) -> Iterator[Row]:
+        return iter([Row(told.summary(version), told.body) for told in self._found(where, version)])
+
+    def stats(self, where: Where, *, version: int) -> Stats:
+        found = self._found(where, version)
+        times = [micros(told.trajectory.time) for told in found]
+        return stats_of(
+            [told.cell(version) for told in found],
+            users=len({told.trajectory.user for told in found} - {None}),
+            first=min(times, default=None),
+            last=max(times, default=None),
+        )
+
+    def forget(self, user: str) -> list[str]:
+        with self._open():
+            erased = {told.trajectory.id for told in self._told() if told.trajectory.user == user}
+            feedback = [event for event, _ in self._events.values() if isinstance(event, Feedback)]
+            said = {(Feedback, event.id) for event in feedback if event.user == user}
+            self._forgotten |= said | {(Trajectory, identity) for identity in erased}
+            self._remove(erased)
+            for place in said & set(self._events):
+                del self._events[place]
+        return sorted(erased)
+
+    def forgotten(self, trajectory_ids: Sequence[str]) -> set[str]:
+        with self._open():
+            return {identity for identity in trajectory_ids if (Trajectory, identity) in self._forgotten}
+
+    def set_opt_out(self, user: str, out: bool) -> None:
+        with self._open():
+            (self._opted_out.add if out else self._opted_out.discard)(user)
+
+    def opted_out(self) -> frozenset[str]:
+        with self._open():
+            return frozenset(self._opted_out)
+
+    def expire(self, before: datetime) -> int:
+        limit = micros(before)
+        with self._open():
+            known = {told.trajectory.id: micros(told.trajectory.time) for told in self._told()}
+            old = {identity for identity, us in known.items() if us < limit}
+            # So is what was said of trajectories that are long gone or never came.
+            events = [event for event, _ in self._events.values()]
+            orphans = {_trajectory_of(event) for event in events if micros(event.time) < limit} - set(known)
+            self._remove(old)
+            for event in events:
+                if _trajectory_of(event) in orphans and micros(event.time) < limit:
+                    del self._events[type(event), event.id]
+        return len(old)
+
+    def put(self, kind: str, key: str, body: bytes) -> None:
+        with self._open():
+            self._documents.setdefault(kind, {})[key] = body
+
+    def documents(self, kind: str) -> Mapping[str, bytes]:
+        with self._open():
+            return dict(sorted(self._documents.get(kind, {}).items()))
+
+    def add_members(self, dataset: str, trajectory_ids: Sequence[str]) -> None:
+        with self._open():
+            self._members.setdefault(dataset, set()).update(trajectory_ids)
+
+    def datasets_of(self, trajectory_ids: Sequence[str]) -> Mapping[str, int]:
+        with self._open():
+            counts = {name: len(members.intersection(trajectory_ids)) for name, members in self._members.items()}
+        return {name: count for name, count in sorted(counts.items()) if count}
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _open(self) -> RLock:
+        if self._closed:
+            raise StoreError("the store in memory is closed: make another")
+        return self._turn
+
+    def _found(self, where: Where, version: int) -> list[_Told]:
+        """Oldest first."""
+        with self._open():
+            found = [told for told in self._told() if told.holds(where, version)]
+        return sorted(found, key=lambda told: (micros(told.trajectory.time), told.trajectory.id))
+
+    def _told(self) -> Iterator[_Told]:
+        feedback: dict[str, list[Feedback]] = {}
+        rewards: dict[str, list[Reward]] = {}
+        for event, _ in self._events.values():
+            if isinstance(event, Feedback):
+                feedback.setdefault(event.trajectory_id, []).append(event)
+            elif isinstance(event, Reward):
+                rewards.setdefault(event.trajectory_id, []).append(event)
+        for event, body in self._events.values():
+            if isinstance(event, Trajectory):
+                yield _Told(event, body, feedback.get(event.id, []), rewards.get(event.id, []))
+
+    def _remove(self, trajectories: set[str]) -> None:
+        gone = [place for place, (event, _) in self._events.items() if _trajectory_of(event) in trajectories]
+        for place in gone:
+            del self._events[place]
+
+
+class _Told(NamedTuple):
+    """A trajectory and all that was said of it."""
+
+    trajectory: Trajectory
+    body: bytes
+    feedback: list[Feedback]
+    rewards: list[Reward]
+
+    def reward(self, version: int) -> Reward | None:
+        under = [reward for reward in self.rewards if reward.version == version]
+        return max(under, key=lambda reward: (reward.revision, reward.id), default=None)
+
+    def summary(self, version: int) -> Summary:
+        said = spoken([*self.trajectory.feedback, *self.feedback])
+        return summary_of(self.trajectory, len(self.body), reward=self.reward(version), feedback=said.mean)
+
+    def holds(self, where: Where, version: int) -> bool:
+        summary, reward = self.trajectory, self.reward(version)
+        total, confidence = (reward.total, reward.confidence) if reward else (None, None)
+        time = micros(summary.time)
+        said = spoken([*self.trajectory.feedback, *self.feedback]).said > 0
+        return (
+            all(getattr(summary, name) == value for name, value in conditions(where).items())
+            and (where.outcome is None or summary.outcome.success is OUTCOMES[where.outcome])
+            and (where.since is None or time >= micros(where.since))
+            and (where.until is None or time < micros(where.until))
+            and (where.min_reward is None or (total is not None and total >= where.min_reward))
+            and (where.max_reward is None or (total is not None and total <= where.max_reward))
+            and (where.min_confidence is None or (confidence is not None and confidence >= where.min_confidence))
+            and (where.feedback is None or where.feedback is said)
+        )
+
+    def cell(self, version: int) -> Cell:
+        summary, success = self.summary(version), self.trajectory.outcome.success
+        return Cell(
+            day=micros(self.trajectory.time) // DAY_US,
+            problem=summary.problem,
+            policy=summary.policy or "",
+            success=-1 if success is None else int(success),
+            number=1,
+            decisions=summary.decisions,
+            turns=summary.turns,
+            said=spoken([*self.trajectory.feedback, *self.feedback]).said,
+            rewards=len(self.rewards),
+            bytes=summary.size,
+            cost_usd=summary.cost_usd or 0.0,
+            costed=int(summary.cost_usd is not None),
+            latency_ms=summary.latency_ms or 0.0,
+            timed=int(summary.latency_ms is not None),
+            reward=summary.reward or 0.0,
+            confidence=summary.confidence or 0.0,
+            scored=int(summary.reward is not None),
+        )
+
+
+def _trajectory_of(event: Event) -> str:
+    return event.trajectory_id if isinstance(event, Feedback | Reward) else event.id

@@ -1,0 +1,253 @@
+"""Blobs in a folder, or in a bucket that speaks S3."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from uuid import uuid4
+
+from etude.contracts.blobs import BlobStore
+from etude.contracts.errors import ConfigError, MissingExtraError, StoreError
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+PIECE = 1 << 20
+"""Bytes of a piece of a stream."""
+OPTIONS = ("endpoint", "region")
+"""What may stand behind the ? of a bucket's URL."""
+
+
+def open_blobs(url: str | Path, under: str = "") -> BlobStore:
+    """A folder by its path, or `s3://bucket/prefix?endpoint=https://…&region=…`; `under` is a further prefix.
+
+    Credentials of a bucket come from where AWS's own tools take them (AWS_ACCESS_KEY_ID and so on), never from the URL.
+    """
+    scheme = urlsplit(str(url)).scheme if "://" in str(url) else ""
+    if scheme == "s3":
+        return _open_bucket(str(url), under)
+    if scheme not in ("", "file"):
+        raise ConfigError(f"{str(url)!r}: blobs live in a folder or in s3://bucket/prefix, not in {scheme}://")
+    return FolderBlobs(Path(urlsplit(str(url)).path if scheme else url) / under)
+
+
+class FolderBlobs:
+    """Every blob is a file; names that begin with a dot are drafts, which nobody reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    @property
+    def url(self) -> str:
+        return str(self.folder)
+
+    def put(self, key: str, data: bytes, *, replace: bool = True) -> bool:
+        path = self._path(key)
+        with self._named(key):
+            if not replace and path.exists():
+                return False
+            self._make(path.parent)
+            draft = path.with_name(f".{uuid4().hex}.draft")
+            try:
+                _write(draft, data)
+                return self._publish(draft, path, replace)
+            finally:
+                draft.unlink(missing_ok=True)
+
+    def get(self, key: str) -> bytes | None:
+        path = self._path(key)
+        with self._named(key):
+            try:
+                return path.read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return None
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        with self._named(key), self._path(key).open("rb") as file:
+            while piece := file.read(PIECE):
+                yield piece
+
+    def keys(self, prefix: str = "") -> list[str]:
+        with self._named(prefix):
+            names = (path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
+            keys = (name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts))
+            return sorted(key for key in keys if key.startswith(prefix))
+
+    def delete(self, key: str) -> bool:
+        path = self._path(key)
+        with self._named(key):
+            try:
+                path.unlink()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return False
+            _sync(path.parent)
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self.folder / checked_key(key)
+
+    def _make(self, folder: Path) -> None:
+        """Its name must outlive a failure of the machine, as those of the folders above."""
+        if not folder.is_dir():
+            if folder != self.folder:
+                self._make(folder.parent)
+            folder.mkdir(parents=True, exist_ok=True)
+            _sync(folder.parent)
+
+    def _publish(self, draft: Path, path: Path, replace: bool) -> bool:
+        if replace:
+            os.replace(draft, path)
+        else:
+            try:
+                os.link(draft, path)  # unlike a rename, it fails where the name is taken
+            except FileExistsError:
+                return False
+        _sync(path.parent)
+        return True
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder / key}: {error.strerror or error} (errno {error.errno}): make sure that it can be read "
+                "and written and the disk has room, or choose another folder"
+            ) from error
+
+
+class ObjectBlobs:
+    """Every blob is an object of a bucket."""
+
+    def __init__(self, bucket: S3Store, *, url: str) -> None:
+        self._bucket, self._url = bucket, url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def put(self, key: str, data: bytes, *, replace: bool = True) -> bool:
+        import obstore
+
+        with self._named(key):
+            try:
+                obstore.put(self._bucket, checked_key(key), data, mode="overwrite" if replace else "create")
+            except obstore.exceptions.AlreadyExistsError:
+                return False
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        import obstore
+
+        with self._named(key):
+            try:
+                return bytes(obstore.get(self._bucket, checked_key(key)).bytes())
+            except FileNotFoundError:
+                return None
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        import obstore
+
+        with self._named(key):
+            for piece in obstore.get(self._bucket, checked_key(key)).stream(min_chunk_size=PIECE):
+                yield bytes(piece)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        import obstore
+
+        folder = prefix.rpartition("/")[0]  # a bucket lists by whole names of folders
+        with self._named(prefix):
+            pages = obstore.list(self._bucket, folder or None)
+            return sorted(entry["path"] for page in pages for entry in page if entry["path"].startswith(prefix))
+
+    def delete(self, key: str) -> bool:
+        import obstore
+
+        with self._named(key):
+            try:
+                obstore.head(self._bucket, checked_key(key))
+            except FileNotFoundError:
+                return False
+            obstore.delete(self._bucket, key)
+        return True
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            told = str(error).partition("\n\nDebug source")[0]
+            raise StoreError(
+                f"{self.url}: {key!r}: {told}: make sure that the bucket is there, its address right, and the "
+                "credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY may read and write it"
+            ) from error
+
+
+def checked_key(key: str) -> str:
+    """StoreError where it could lead out of the store, or to a draft."""
+    parts = PurePosixPath(key).parts
+    if "/".join(parts) != key or not key or any(part.startswith((".", "/")) for part in parts) or "\0" in key:
+        raise StoreError(f"key {key!r}: expected names separated by slashes, none of which begins with a dot")
+    return key
+
+
+def _open_bucket(url: str, under: str) -> ObjectBlobs:
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise ConfigError(
+            f"s3://…@{parts.hostname}: a URL is shown and logged, so it holds no credentials: put them into "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    if not parts.netloc:
+        raise ConfigError(f"{url!r}: names no bucket: expected s3://bucket/prefix")
+    options = dict(parse_qsl(parts.query))
+    for name in options.keys() - set(OPTIONS):
+        close = difflib.get_close_matches(name, OPTIONS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {' and '.join(OPTIONS)}"
+        raise ConfigError(f"s3://{parts.netloc}: unknown option {name!r}: {hint}")
+    prefix = "/".join(part for part in (parts.path.strip("/"), under.strip("/")) if part)
+    shown = f"s3://{parts.netloc}/{prefix}" + (f"?{urlencode(options, quote_via=quote, safe=':/')}" if options else "")
+    return ObjectBlobs(_connect(parts.netloc, prefix, options), url=shown)
+
+
+def _connect(bucket: str, prefix: str, options: dict[str, str]) -> S3Store:
+    """Nothing is sent yet."""
+    try:
+        from obstore.store import S3Store
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(needs="obstore", extra="scale") from error
+    config: dict[str, Any] = {name: value for name, value in options.items() if value}
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        client_options={
+            "allow_http": options.get("endpoint", "").startswith("http://"),
+            "connect_timeout": "5s",
+            "timeout": "120s",
+        },
+        retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
+        **config,
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,496 @@
+"""An event bus on one durable SQLite file: any number of processes publish to it and pull from it at the same time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from etude.adapters.memory_bus import (
+    ACK_WAIT_S,
+    BACKOFF_S,
+    DAY_S,
+    MAX_DELIVERIES,
+    REMEMBERED_S,
+    backoff,
+    check_stream,
+    exhausted,
+)
+from etude.contracts.bus import DeadLetter, Delivery, Message
+from etude.contracts.errors import BusError
+from etude.contracts.subjects import DEAD_LETTERS, STREAMS, stream_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Item = TypeVar("Item")
+Handle = tuple[str, str, int]
+"""Of a delivery: stream, group, number."""
+
+MIGRATIONS: tuple[str, ...] = (
+    # What a group has acknowledged is not written down: it is all up to its cursor without what is in `given`.
+    # AUTOINCREMENT, since a number that came again would lie below the cursors. Bodies last: what stands before them
+    # is read without their overflow pages.
+    """
+    CREATE TABLE message (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, stream TEXT NOT NULL, subject TEXT NOT NULL, id TEXT NOT NULL,
+        time REAL NOT NULL, body BLOB NOT NULL
+    );
+    CREATE INDEX message_by_stream ON message (stream, number);
+    CREATE TABLE seen (
+        number INTEGER PRIMARY KEY, time REAL NOT NULL, subject TEXT NOT NULL, id TEXT NOT NULL, UNIQUE (subject, id)
+    );
+    CREATE TABLE consumers (
+        stream TEXT NOT NULL, name TEXT NOT NULL, cursor INTEGER NOT NULL, PRIMARY KEY (stream, name)
+    ) WITHOUT ROWID;
+    CREATE TABLE given (
+        stream TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL, due REAL NOT NULL,
+        PRIMARY KEY (stream, name, number)
+    ) WITHOUT ROWID;
+    CREATE INDEX given_by_due ON given (stream, name, due);
+    CREATE INDEX given_by_number ON given (number);
+    CREATE TABLE dead_letter (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, subject TEXT NOT NULL, id TEXT NOT NULL, attempts INTEGER NOT NULL,
+        time REAL NOT NULL, reason TEXT NOT NULL, body BLOB NOT NULL
+    );
+    """,
+)
+
+PATIENCE_S = 5.0
+"""How long a transaction waits for those of other processes."""
+POLL_S, LONGEST_POLL_S = 0.0002, 0.05
+CHUNK = 8
+"""Messages whose bodies one transaction of a consumer removes: publishers wait no longer than for those."""
+TURN_S = 0.0005
+"""Between two such transactions, for publishers to come in."""
+CHECKPOINT_BYTES, CHECKPOINT_S, LARGEST_LOG_PAGES = 4 << 20, 0.2, 1 << 13
+"""The write-ahead log is copied into the file when it is long, beside the publishers; at its longest they do it."""
+TIDY_S = 60.0
+PAGE_BYTES = 4096
+NO_LIMIT = (1 << 30) - 1
+
+
+class Outbox:
+    """An EventBus on a file.
+
+    What was published survives the failure of the machine too: each publish waits for the disk once. A consumer that
+    dies gives its messages back when their time is over.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        ack_wait_s: float = ACK_WAIT_S,
+        max_deliveries: int = MAX_DELIVERIES,
+        backoff_s: Sequence[float] = BACKOFF_S,
+        max_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """BusError where the file cannot be made or is none of ours. A file of `max_bytes` takes no more messages."""
+        self._path = path
+        self._ack_wait_s, self._max_deliveries, self._backoff_s = ack_wait_s, max_deliveries, tuple(backoff_s)
+        self._max_bytes, self._clock = max_bytes, clock
+        self._idle: list[sqlite3.Connection] = []
+        self._turn, self._published, self._checkpointing = Lock(), Condition(), Lock()
+        self._closed = False
+        self._tidied, self._next_checkpoint = time.monotonic(), 0.0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # what people said is nobody else's business
+        except OSError as error:
+            raise BusError(f"{path}: cannot be opened ({error.strerror}): choose another place for it") from error
+        try:
+            self._write(_migrate, path)
+            self._tidy()
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        rows = [(stream_of(m.subject), m.subject, m.id, m.body) for m in messages]
+        if rows:
+            self._write(self._publish, rows)
+            with self._published:
+                self._published.notify_all()
+            self._checkpoint_aside()
+
+    def pull(self, stream: str, group: str, *, limit: int, timeout_s: float) -> list[Delivery]:
+        check_stream(stream)
+        self._tidy_now_and_then()
+        deadline, pause_s = time.monotonic() + timeout_s, 0.001
+        while True:
+            found: list[Delivery] = []
+            # Only looking costs publishers nothing.
+            if self._do(self._has_some, stream, group):
+                given = self._write(self._give, stream, group, limit)
+                found = self._do(_deliveries, stream, group, given)
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            with self._published:
+                self._published.wait(min(left, pause_s))
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self._in_chunks([delivery.handle for delivery in deliveries], _acknowledge)
+        self._checkpoint()
+
+    def retry(self, delivery: Delivery, *, reason: str, delay_s: float | None = None) -> None:
+        if delivery.attempt >= self._max_deliveries:
+            self.bury(delivery, reason=reason)
+            return
+        due = self._clock() + (backoff(self._backoff_s, delivery.attempt) if delay_s is None else delay_s)
+        self._write(_postpone, delivery.handle, delivery.attempt, due)
+
+    def bury(self, delivery: Delivery, *, reason: str) -> None:
+        self._write(self._bury, delivery.handle, delivery.attempt, reason)
+
+    def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        query = """SELECT number, subject, id, body, reason, attempts, time FROM dead_letter
+            WHERE number > ? ORDER BY number LIMIT ?"""
+        return [
+            DeadLetter(
+                number=number,
+                message=Message(id=id, subject=subject, body=body),
+                reason=reason,
+                attempts=attempts,
+                time=datetime.fromtimestamp(seconds, UTC),
+            )
+            for number, subject, id, body, reason, attempts, seconds in self._read(query, after, limit)
+        ]
+
+    def replay(self, numbers: Sequence[int]) -> int:
+        count = self._in_chunks(list(dict.fromkeys(numbers)), self._replay)
+        with self._published:
+            self._published.notify_all()
+        return count
+
+    def pending(self, stream: str, group: str) -> int:
+        check_stream(stream)
+        query = """SELECT
+            (SELECT count(*) FROM message WHERE stream = :stream AND number >
+                coalesce((SELECT cursor FROM consumers WHERE stream = :stream AND name = :name), 0))
+            + (SELECT count(*) FROM given WHERE stream = :stream AND name = :name)"""
+        values = {"stream": stream, "name": group}
+        return int(self._do(lambda db: db.execute(query, values).fetchone()[0]))
+
+    def erase(self, match: Callable[[Message], bool]) -> int:
+        """BusError also where a reader keeps old pages from being overwritten: erasing again completes it."""
+        count, last = self._erase("message", match, after=0)
+        # Twice: a dead letter may be replayed while this goes on.
+        count += self._erase("dead_letter", match, after=0)[0] + self._erase("message", match, after=last)[0]
+        self._do(_truncate_log)
+        return count
+
+    def close(self) -> None:
+        with self._turn:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for db in idle:
+            db.close()
+        with self._checkpointing:  # its thread has ended, or will find the outbox closed
+            pass
+
+    def _publish(self, db: sqlite3.Connection, rows: Sequence[tuple[str, str, str, bytes]]) -> None:
+        now = self._clock()
+        with self._room(db):
+            for stream, subject, id, body in rows:
+                seen = "INSERT OR IGNORE INTO seen (time, subject, id) VALUES (?, ?, ?)"
+                if db.execute(seen, (now, subject, id)).rowcount:
+                    _insert(db, stream, subject, id, now, body)
+
+    @contextmanager
+    def _room(self, db: sqlite3.Connection) -> Iterator[None]:
+        """The limit holds for publishers alone: taking messages out needs pages, too, before it frees any."""
+        if self._max_bytes is None:
+            yield
+            return
+        db.execute(f"PRAGMA max_page_count = {self._max_bytes // PAGE_BYTES}")
+        try:
+            yield
+        finally:
+            db.execute(f"PRAGMA max_page_count = {NO_LIMIT}")
+
+    def _has_some(self, db: sqlite3.Connection, stream: str, group: str) -> bool:
+        query = """SELECT NOT EXISTS (SELECT 1 FROM consumers WHERE stream = :stream AND name = :name)
+            OR EXISTS (SELECT 1 FROM given WHERE stream = :stream AND name = :name AND due <= :now)
+            OR EXISTS (SELECT 1 FROM message WHERE stream = :stream AND number >
+                (SELECT cursor FROM consumers WHERE stream = :stream AND name = :name))"""
+        return bool(db.execute(query, {"stream": stream, "name": group, "now": self._clock()}).fetchone()[0])
+
+    def _give(self, db: sqlite3.Connection, stream: str, group: str, limit: int) -> dict[int, int]:
+        """Attempts by number, in the order in which they are given."""
+        now, key = self._clock(), (stream, group)
+        db.execute("INSERT OR IGNORE INTO consumers VALUES (?, ?, 0)", key)
+        given: dict[int, int] = {}
+        due = """SELECT number, attempt FROM given WHERE stream = ? AND name = ? AND due <= ?
+            ORDER BY due, number LIMIT ?"""
+        for number, attempt in db.execute(due, (*key, now, limit)).fetchall():
+            if attempt >= self._max_deliveries:
+                self._bury(db, (*key, number), attempt, exhausted(attempt))
+            else:
+                given[number] = attempt + 1
+        (cursor,) = db.execute("SELECT cursor FROM consumers WHERE stream = ? AND name = ?", key).fetchone()
+        new = "SELECT number FROM message WHERE stream = ? AND number > ? ORDER BY number LIMIT ?"
+        for (number,) in db.execute(new, (stream, cursor, limit - len(given))).fetchall():
+            given[number], cursor = 1, number
+        db.execute("UPDATE consumers SET cursor = ? WHERE stream = ? AND name = ?", (cursor, *key))
+        db.executemany(
+            "INSERT OR REPLACE INTO given VALUES (?, ?, ?, ?, ?)",
+            [
+                (*key, n, attempt, now + self._ack_wait_s + backoff(self._backoff_s, attempt))
+                for n, attempt in given.items()
+            ],
+        )
+        return given
+
+    def _bury(self, db: sqlite3.Connection, handle: Handle, attempts: int, reason: str) -> None:
+        """Unless somebody acknowledged or buried it meanwhile."""
+        if db.execute("SELECT 1 FROM given WHERE stream = ? AND name = ? AND number = ?", handle).fetchone():
+            copy = """INSERT INTO dead_letter (subject, id, attempts, time, reason, body)
+                SELECT subject, id, ?, ?, ?, body FROM message WHERE number = ?"""
+            db.execute(copy, (attempts, self._clock(), reason, handle[2]))
+            _acknowledge(db, [handle])
+
+    def _replay(self, db: sqlite3.Connection, numbers: Sequence[int]) -> int:
+        count = 0
+        for number in numbers:
+            row = db.execute("SELECT subject, id, body FROM dead_letter WHERE number = ?", (number,)).fetchone()
+            if row is not None:
+                _insert(db, stream_of(row[0]), row[0], row[1], self._clock(), row[2])
+                count += _remove_dead(db, [number])
+        return count
+
+    def _erase(self, table: str, match: Callable[[Message], bool], *, after: int) -> tuple[int, int]:
+        """How many of a table's rows above a number, and the last number that was looked at."""
+        count, ((last,),) = 0, self._read(f"SELECT coalesce(max(number), 0) FROM {table}")
+        query = (
+            f"SELECT number, id, subject, body FROM {table} WHERE number > ? AND number <= ? ORDER BY number LIMIT ?"
+        )
+        remove = _remove if table == "message" else _remove_dead
+        while rows := self._read(query, after, last, CHUNK):
+            found = [n for n, id, subject, body in rows if match(Message(id=id, subject=subject, body=body))]
+            count += self._in_chunks(found, remove)
+            after = rows[-1][0]
+        return count, last
+
+    def _tidy_now_and_then(self) -> None:
+        if time.monotonic() - self._tidied >= TIDY_S:
+            self._tidied = time.monotonic()
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Removes what is older than its stream keeps it, and ids that nobody sends again."""
+        now = self._clock()
+        for stream, days in STREAMS.items():
+            if stream == DEAD_LETTERS:
+                self._remove_older("dead_letter", now - days * DAY_S, _remove_dead)
+            else:
+                self._remove_older(f"message WHERE stream = '{stream}'", now - days * DAY_S, _remove)
+        self._remove_older("seen", now - REMEMBERED_S, _forget)
+        self._checkpoint()
+
+    def _remove_older(
+        self, rows: str, before: float, remove: Callable[[sqlite3.Connection, Sequence[int]], int]
+    ) -> None:
+        """From the oldest on, which has the lowest number."""
+        first = f"SELECT number, time FROM {rows} ORDER BY number LIMIT 64"
+        while old := [number for number, seconds in self._read(first) if seconds < before]:
+            self._in_chunks(old, remove)
+
+    def _in_chunks(self, items: Sequence[Item], do: Callable[[sqlite3.Connection, Sequence[Item]], int]) -> int:
+        """In transactions so short that publishers hardly wait; what they add up to."""
+        total = 0
+        for start in range(0, len(items), CHUNK):
+            if start:
+                time.sleep(TURN_S)
+            total += self._write(do, items[start : start + CHUNK])
+        return total
+
+    def _checkpoint_aside(self) -> None:
+        """On a thread of its own: a publisher does not wait for it."""
+        if self._log_is_long() and self._checkpointing.acquire(blocking=False):
+            Thread(target=self._checkpoint_and_release, name="outbox-checkpoint", daemon=True).start()
+
+    def _checkpoint(self) -> None:
+        if self._log_is_long() and self._checkpointing.acquire(blocking=False):
+            self._checkpoint_and_release()
+
+    def _log_is_long(self) -> bool:
+        """Asked now and then: copying waits for the disk twice."""
+        if time.monotonic() < self._next_checkpoint:
+            return False
+        try:
+            return os.stat(f"{self._path}-wal").st_size > CHECKPOINT_BYTES
+        except FileNotFoundError:
+            return False
+
+    def _checkpoint_and_release(self) -> None:
+        """The log begins anew once all of it is in the file, so those come again that were written meanwhile."""
+        self._next_checkpoint = time.monotonic() + CHECKPOINT_S
+        try:
+            with suppress(BusError):  # the next to write is told
+                for _ in range(3):
+                    ((_, pages, copied),) = self._read("PRAGMA wal_checkpoint(PASSIVE)")
+                    if pages == copied:
+                        break
+        finally:
+            self._checkpointing.release()
+
+    def _read(self, query: str, *values: object) -> list[Any]:
+        return self._do(lambda db: db.execute(query, values).fetchall())
+
+    def _write(self, do: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In one transaction, as a whole or not at all."""
+
+        def transact(db: sqlite3.Connection) -> T:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                result = do(db, *args, **kwargs)
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+            return result
+
+        return self._do(transact)
+
+    def _do(self, do: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Again while another connection writes: SQLite's own waiting begins with whole milliseconds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with self._connection() as db:
+                    return do(db, *args, **kwargs)
+            except sqlite3.Error as error:
+                if not _is(error, sqlite3.SQLITE_BUSY) or time.monotonic() > deadline:
+                    raise self._translated(error) from error
+            time.sleep(POLL_S)
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """One that nobody else uses now."""
+        with self._turn:
+            if self._closed:
+                raise BusError(f"{self._path}: the outbox is closed: open it again")
+            db = self._idle.pop() if self._idle else None
+        if db is None:
+            db = _connect(self._path)
+        try:
+            yield db
+        finally:
+            with self._turn:
+                if not self._closed:
+                    self._idle.append(db)
+            if self._closed:
+                db.close()
+
+    def _translated(self, error: sqlite3.Error) -> BusError:
+        if _is(error, sqlite3.SQLITE_FULL):
+            limit = "" if self._max_bytes is None else f", or the file has its {self._max_bytes:,} bytes"
+            todo = "free some space, or let consumers take what waits, and do it again"
+            return BusError(f"{self._path}: the disk is full{limit}: nothing was written; {todo}")
+        if _is(error, sqlite3.SQLITE_BUSY):
+            return BusError(
+                f"{self._path}: another process kept it locked for {PATIENCE_S:g} s: end what holds it, and do it again"
+            )
+        if _is(error, sqlite3.SQLITE_NOTADB) or _is(error, sqlite3.SQLITE_CORRUPT):
+            return BusError(f"{self._path}: is no outbox, or damaged ({error}): move it away, or choose another place")
+        return BusError(f"{self._path}: cannot be read or written ({error}): check the disk and its permissions")
+
+
+class _BusyError(sqlite3.OperationalError):
+    sqlite_errorcode = sqlite3.SQLITE_BUSY
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in (
+            f"page_size = {PAGE_BYTES}",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "secure_delete = ON",
+            f"wal_autocheckpoint = {LARGEST_LOG_PAGES}",
+            f"journal_size_limit = {LARGEST_LOG_PAGES * PAGE_BYTES}",
+        ):
+            db.execute(f"PRAGMA {pragma}").fetchall()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise BusError(
+            f"{path}: was made by a newer Etude (version {version}): upgrade this one, or choose another place"
+        )
+    if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        raise BusError(f"{path}: is another program's database: choose another place")
+    for migration in MIGRATIONS[version:]:
+        for statement in migration.split(";"):
+            db.execute(statement)
+    db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _insert(db: sqlite3.Connection, stream: str, subject: str, id: str, now: float, body: bytes) -> None:
+    insert = "INSERT INTO message (stream, subject, id, time, body) VALUES (?, ?, ?, ?, ?)"
+    db.execute(insert, (stream, subject, id, now, body))
+
+
+def _deliveries(db: sqlite3.Connection, stream: str, group: str, given: dict[int, int]) -> list[Delivery]:
+    """What was erased since is left out."""
+    found = []
+    for number, attempt in given.items():
+        row = db.execute("SELECT id, subject, body FROM message WHERE number = ?", (number,)).fetchone()
+        if row is not None:
+            message = Message(id=row[0], subject=row[1], body=row[2])
+            found.append(Delivery(message=message, attempt=attempt, handle=(stream, group, number)))
+    return found
+
+
+def _acknowledge(db: sqlite3.Connection, handles: Sequence[Handle]) -> int:
+    """A message goes with the last group that had not acknowledged it."""
+    db.executemany("DELETE FROM given WHERE stream = ? AND name = ? AND number = ?", handles)
+    done = """DELETE FROM message WHERE number = ? AND NOT EXISTS (SELECT 1 FROM given WHERE number = message.number)
+        AND NOT EXISTS (SELECT 1 FROM consumers WHERE stream = message.stream AND cursor < message.number)"""
+    return db.executemany(done, [(number,) for _, _, number in handles]).rowcount
+
+
+def _postpone(db: sqlite3.Connection, handle: Handle, attempt: int, due: float) -> None:
+    """Unless its time was over and it was given to somebody else."""
+    update = "UPDATE given SET due = ? WHERE stream = ? AND name = ? AND number = ? AND attempt = ?"
+    db.execute(update, (due, *handle, attempt))
+
+
+def _remove(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
+    rows = [(number,) for number in numbers]
+    db.executemany("DELETE FROM given WHERE number = ?", rows)
+    return db.executemany("DELETE FROM message WHERE number = ?", rows).rowcount
+
+
+def _remove_dead(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
+    return db.executemany("DELETE FROM dead_letter WHERE number = ?", [(number,) for number in numbers]).rowcount
+
+
+def _forget(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
+    return db.executemany("DELETE FROM seen WHERE number = ?", [(number,) for number in numbers]).rowcount
+
+
+def _truncate_log(db: sqlite3.Connection) -> None:
+    """Pages that were overwritten in the file are still in the log until then."""
+    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        raise _BusyError("a reader holds the log")
+
+
+def _is(error: sqlite3.Error, code: int) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == code

@@ -1,0 +1,685 @@
+"""The store of experience in one SQLite file: events in, summaries and the bytes they came as out.
+
+trajectories   one narrow row each, indexed       bodies    their bytes, apart, so that counting never reads them
+feedback, rewards   whole, by trajectory          scores    the reward of each trajectory under each version
+cells, reward_cells   totals by day, problem, policy and outcome, kept up with every write: `stats` reads only these
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from msgspec.structs import replace
+
+from etude.adapters.summaries import (
+    DAY_US,
+    FIRST_US,
+    LAST_US,
+    OUTCOMES,
+    SUCCESS,
+    Cell,
+    Spoken,
+    checked,
+    checked_limit,
+    conditions,
+    context_of,
+    micros,
+    moment,
+    page_of,
+    read_cursor,
+    spoken,
+    stats_of,
+    story_of,
+)
+from etude.contracts.errors import StoreError
+from etude.contracts.query import Where
+from etude.contracts.reward import Reward
+from etude.contracts.store import Page, Row, Stats, Stored, Story, Summary
+from etude.contracts.trajectory import Event, Feedback, Trajectory
+
+APPLICATION_ID = 0x45747564
+PAGE_BYTES = 8192
+WAL_PAGES = 4096
+"""Pages of the write-ahead log after which it is brought into the file."""
+CACHE_KIB = 32 << 10
+REMOVED = 10_000
+"""Trajectories removed at once."""
+
+EVENTS = """
+CREATE TABLE trajectories (
+    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, time INTEGER NOT NULL, problem TEXT NOT NULL, policy TEXT,
+    agent TEXT, user TEXT, "group" TEXT, tenant TEXT, success INTEGER, cost_usd REAL, latency_ms REAL,
+    context TEXT NOT NULL, decisions INTEGER NOT NULL, turns INTEGER NOT NULL, size INTEGER NOT NULL,
+    said INTEGER NOT NULL, score REAL NOT NULL, scores INTEGER NOT NULL, rewards INTEGER NOT NULL
+);
+CREATE INDEX by_time ON trajectories (time, id);
+CREATE INDEX by_problem ON trajectories (problem, time, id);
+CREATE INDEX by_policy ON trajectories (policy, time, id) WHERE policy IS NOT NULL;
+CREATE INDEX by_user ON trajectories (user, time, id) WHERE user IS NOT NULL;
+CREATE INDEX by_context ON trajectories (context);
+CREATE TABLE bodies (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE feedback (
+    id TEXT NOT NULL PRIMARY KEY, trajectory TEXT NOT NULL, user TEXT, time INTEGER NOT NULL,
+    said INTEGER NOT NULL, score REAL NOT NULL, scores INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX feedback_by_trajectory ON feedback (trajectory);
+CREATE INDEX feedback_by_user ON feedback (user) WHERE user IS NOT NULL;
+CREATE TABLE rewards (
+    id TEXT NOT NULL PRIMARY KEY, trajectory TEXT NOT NULL, version INTEGER NOT NULL, revision INTEGER NOT NULL,
+    time INTEGER NOT NULL, total REAL NOT NULL, confidence REAL NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX rewards_by_trajectory ON rewards (trajectory, version, revision, id);
+CREATE TABLE scores (
+    seq INTEGER NOT NULL, version INTEGER NOT NULL, total REAL NOT NULL, confidence REAL NOT NULL,
+    PRIMARY KEY (seq, version)
+) WITHOUT ROWID;
+CREATE TABLE forgotten (
+    kind TEXT NOT NULL, id TEXT NOT NULL, pending BLOB, PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+CREATE TABLE opt_outs (user TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE documents (kind TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (kind, key));
+CREATE TABLE members (
+    trajectory TEXT NOT NULL, dataset TEXT NOT NULL, PRIMARY KEY (trajectory, dataset)
+) WITHOUT ROWID;
+"""
+TOTALS = """
+CREATE TABLE cells (
+    day INTEGER NOT NULL, problem TEXT NOT NULL, policy TEXT NOT NULL, success INTEGER NOT NULL,
+    count INTEGER NOT NULL, decisions INTEGER NOT NULL, turns INTEGER NOT NULL, said INTEGER NOT NULL,
+    rewards INTEGER NOT NULL, bytes INTEGER NOT NULL, cost_usd REAL NOT NULL, costed INTEGER NOT NULL,
+    latency_ms REAL NOT NULL, timed INTEGER NOT NULL, PRIMARY KEY (day, problem, policy, success)
+) WITHOUT ROWID;
+CREATE TABLE reward_cells (
+    version INTEGER NOT NULL, day INTEGER NOT NULL, problem TEXT NOT NULL, policy TEXT NOT NULL,
+    success INTEGER NOT NULL, reward REAL NOT NULL, confidence REAL NOT NULL, scored INTEGER NOT NULL,
+    PRIMARY KEY (version, day, problem, policy, success)
+) WITHOUT ROWID;
+"""
+
+KEY = f"""
+    (t.time - ((t.time % {DAY_US}) + {DAY_US}) % {DAY_US}) / {DAY_US}, t.problem, coalesce(t.policy, ''),
+    coalesce(t.success, -1)
+"""
+SUMS = """
+    count(*), sum(t.decisions), sum(t.turns), sum(t.said), sum(t.rewards), sum(t.size),
+    total(t.cost_usd), count(t.cost_usd), total(t.latency_ms), count(t.latency_ms)
+"""
+COLUMNS = """
+    t.id, t.time, t.problem, t.policy, t.agent, t.user, t."group", t.tenant, t.success, t.cost_usd, t.latency_ms,
+    t.context, t.decisions, t.turns, t.size, s.total, s.confidence, t.score / t.scores
+"""
+"""In the order of Summary."""
+SCORED = "FROM trajectories t LEFT JOIN scores s ON s.seq = t.seq AND s.version = ?"
+
+Key = tuple[int, str, str, int]
+
+
+class SqliteStore:
+    """An ExperienceStore in a file, made where there is none; several processes and threads may use it at once.
+
+    Of what `forget` erased no byte stays: it writes the file anew, which takes as long as copying it, and as much room.
+    `max_bytes` bounds the file: what it has no room for is refused as on a full disk. A writer waits `timeout_s` for
+    another.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float = 30.0, max_bytes: int | None = None) -> None:
+        """StoreError where the file is none of ours, of a newer Etude, damaged, or cannot be written."""
+        self.path = path
+        self._timeout_s, self._max_bytes = timeout_s, max_bytes
+        self._idle: list[sqlite3.Connection] = []
+        self._turn, self._closed = Lock(), False
+        with self._translated():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"{path.parent}: cannot be made ({error.strerror}): choose another folder") from error
+            connection = self._connect()
+            try:
+                _migrate(connection, path)
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append(connection)
+
+    def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
+        checked(events)
+        with self._writing() as db:
+            batch = _Batch(db)
+            stored = [batch.add(event, body) for event, body in events]
+            batch.write_totals()
+        return stored
+
+    def story(self, trajectory_id: str) -> Story | None:
+        query = "SELECT body FROM {} WHERE trajectory = ? ORDER BY {}, id"
+        with self._reading() as db:
+            found = db.execute("SELECT body FROM bodies JOIN trajectories USING (seq) WHERE id = ?", (trajectory_id,))
+            body = found.fetchone()
+            feedback = db.execute(query.format("feedback", "time"), (trajectory_id,)).fetchall()
+            rewards = db.execute(query.format("rewards", "version, revision"), (trajectory_id,)).fetchall()
+        return body and story_of(body[0], (said for (said,) in feedback), (reward for (reward,) in rewards))
+
+    def page(self, where: Where, *, version: int, after: str | None = None, limit: int = 100) -> Page:
+        condition, values = _condition(where)
+        if after is not None:
+            condition, values = f"{condition} AND (t.time, t.id) < (?, ?)", [*values, *read_cursor(after)]
+        query = f"SELECT {COLUMNS} {SCORED} WHERE {condition} ORDER BY t.time DESC, t.id DESC LIMIT ?"
+        with self._reading() as db:
+            rows = db.execute(query, (version, *values, checked_limit(limit) + 1)).fetchall()
+        return page_of([_summary(row) for row in rows], limit)
+
+    def scan(self, where: Where, *, version: int) -> Iterator[Row]:
+        condition, values = _condition(where)
+        query = f"SELECT {COLUMNS}, b.body {SCORED} CROSS JOIN bodies b ON b.seq = t.seq"
+        with ExitStack() as opened:
+            db = opened.enter_context(self._reading())
+            # It begins now: Python finds the first row here, and asks for the others one by one.
+            found = db.execute(f"{query} WHERE {condition} ORDER BY t.time, t.id", (version, *values))
+            return _rows(found, opened.pop_all())
+
+    def stats(self, where: Where, *, version: int) -> Stats:
+        condition, values = _condition(where)
+        with self._reading() as db:
+            cells = list(_cells(db, where, version))
+            if not cells:
+                return stats_of([], users=0, first=None, last=None)
+            # The index by user has the times too; for anything else, reading in its order is slower than counting.
+            indexed = where == Where(user=where.user, since=where.since, until=where.until)
+            distinct = "count(*) FROM (SELECT DISTINCT t.user {} AND t.user IS NOT NULL)"
+            users, first, last = (
+                db.execute(f"SELECT {query}".format(f"{SCORED} WHERE {condition}"), (version, *values)).fetchone()[0]
+                for query in (
+                    distinct if indexed else "count(DISTINCT t.user) {}",
+                    "t.time {} ORDER BY t.time LIMIT 1",
+                    "t.time {} ORDER BY t.time DESC LIMIT 1",
+                )
+            )
+        return stats_of(cells, users=users, first=first, last=last)
+
+    def forget(self, user: str) -> list[str]:
+        pending = sha256(user.encode("utf-8", "surrogatepass")).digest()
+        with self._writing() as db:
+            keep = "INSERT OR IGNORE INTO forgotten SELECT ?, id, ? FROM {} WHERE user = ?"
+            db.execute(keep.format("trajectories"), ("trajectory", pending, user))
+            db.execute(keep.format("feedback"), ("feedback", pending, user))
+            batch = _Batch(db)
+            batch.unsay(user)
+            batch.write_totals()
+            _remove(db, "user = ?", user)
+            # The digest stays until no byte is left, so that whoever calls again after an error learns the ids too.
+            ids = db.execute("SELECT id, kind FROM forgotten WHERE pending = ? ORDER BY id", (pending,)).fetchall()
+        if ids:
+            self._scrub()
+            with self._writing() as db:
+                db.execute("UPDATE forgotten SET pending = NULL WHERE pending = ?", (pending,))
+        return [identity for identity, kind in ids if kind == "trajectory"]
+
+    def forgotten(self, trajectory_ids: Sequence[str]) -> set[str]:
+        query = "SELECT 1 FROM forgotten WHERE kind = 'trajectory' AND id = ?"
+        with self._reading() as db:
+            return {identity for identity in trajectory_ids if db.execute(query, (identity,)).fetchone()}
+
+    def set_opt_out(self, user: str, out: bool) -> None:
+        with self._writing() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO opt_outs VALUES (?)" if out else "DELETE FROM opt_outs WHERE user = ?", (user,)
+            )
+
+    def opted_out(self) -> frozenset[str]:
+        with self._reading() as db:
+            return frozenset(user for (user,) in db.execute("SELECT user FROM opt_outs"))
+
+    def expire(self, before: datetime) -> int:
+        limit = micros(before)
+        with self._writing() as db:
+            removed = _remove(db, "time < ?", limit)
+            for table in ("feedback", "rewards"):  # of trajectories that are long gone or never came
+                db.execute(
+                    f"DELETE FROM {table} WHERE time < ? AND NOT EXISTS "
+                    f"(SELECT 1 FROM trajectories WHERE id = {table}.trajectory)",
+                    (limit,),
+                )
+        return removed
+
+    def put(self, kind: str, key: str, body: bytes) -> None:
+        with self._writing() as db:
+            db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, key, body))
+
+    def documents(self, kind: str) -> Mapping[str, bytes]:
+        with self._reading() as db:
+            return dict(db.execute("SELECT key, body FROM documents WHERE kind = ? ORDER BY key", (kind,)).fetchall())
+
+    def add_members(self, dataset: str, trajectory_ids: Sequence[str]) -> None:
+        with self._writing() as db:
+            rows = ((identity, dataset) for identity in trajectory_ids)
+            db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", rows)
+
+    def datasets_of(self, trajectory_ids: Sequence[str]) -> Mapping[str, int]:
+        counts: dict[str, int] = {}
+        with self._reading() as db:
+            for identity in dict.fromkeys(trajectory_ids):
+                for (dataset,) in db.execute("SELECT dataset FROM members WHERE trajectory = ?", (identity,)):
+                    counts[dataset] = counts.get(dataset, 0) + 1
+        return dict(sorted(counts.items()))
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """All of a block, or none of it."""
+        with self._turn, self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+            db.execute("COMMIT")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """The store as it is now, for the whole of a block."""
+        with self._connection() as db:
+            db.execute("BEGIN")
+            yield db
+            db.execute("COMMIT")
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """One that nobody else has; threads take turns over what is idle, and each block has its own."""
+        if self._closed:
+            raise StoreError(f"{self.path}: the store is closed: open it again")
+        with self._translated():
+            try:
+                db = self._idle.pop()
+            except IndexError:
+                db = self._connect()
+            try:
+                yield db
+            except BaseException:
+                db.close()  # which undoes what was begun
+                raise
+            self._idle.append(db)
+            if self._closed:
+                self.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+            if self._max_bytes is not None:
+                db.execute(f"PRAGMA max_page_count = {max(1, self._max_bytes // PAGE_BYTES)}")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _scrub(self) -> None:
+        """Write the file anew and empty its log: SQLite leaves copies of rows it moved, which no DELETE reaches."""
+        with self._turn, self._connection() as db:
+            db.execute("VACUUM")
+            (busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise StoreError(
+                f"{self.path}: erased, but a reader of the earlier state held it for {self._timeout_s:g} s, so its log "
+                "still has the bytes: end long scans, then do it again"
+            )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OverflowError) as error:
+            raise StoreError(f"{self.path}: {_advice(error)}") from error
+
+
+def _advice(error: Exception) -> str:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the code says why
+    advice = {
+        sqlite3.SQLITE_FULL: "free some space or raise its limit, then do it again: nothing of it was written",
+        sqlite3.SQLITE_NOTADB: "this file is no SQLite database: choose another path",
+        sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a backup, or try `sqlite3 FILE .recover`",
+        sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written",
+        sqlite3.SQLITE_READONLY: "check that the file and its folder may be written",
+        sqlite3.SQLITE_BUSY: "another process has been writing for too long: do it again, or raise timeout_s",
+        sqlite3.SQLITE_IOERR: "check the disk and the space on it, then do it again: nothing of it was written",
+    }
+    return f"{error}: {advice.get(code, 'nothing of it was written')}"
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    """Up to the newest version, each step with its number or not at all."""
+    if _version(db, path) == len(MIGRATIONS):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    version = _version(db, path)  # another process may have been faster
+    for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
+        step(db)
+        db.execute(f"PRAGMA user_version = {number}")
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute("COMMIT")
+
+
+def _version(db: sqlite3.Connection, path: Path) -> int:
+    """0 for a new file; StoreError where it is not ours to change."""
+    tables, version, application = (
+        int(db.execute(query).fetchone()[0])
+        for query in ("SELECT count(*) FROM sqlite_schema", "PRAGMA user_version", "PRAGMA application_id")
+    )
+    if tables and application != APPLICATION_ID:
+        raise StoreError(f"{path}: is a database of something else than Etude: choose another path")
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"{path}: has version {version}, and this Etude knows {len(MIGRATIONS)}: upgrade it, or choose another path"
+        )
+    return version
+
+
+def _make_events(db: sqlite3.Connection) -> None:
+    _run(db, EVENTS)
+
+
+def _make_totals(db: sqlite3.Connection) -> None:
+    _run(db, TOTALS)
+    _count_again(db, [(FIRST_US // DAY_US, LAST_US // DAY_US + 1)])
+
+
+def _run(db: sqlite3.Connection, script: str) -> None:
+    """`executescript` would commit first."""
+    for statement in script.split(";"):
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_make_events, _make_totals)
+"""Each brings a file of the version of its place to the next; none is ever changed, only followed by another."""
+
+
+class _Batch:
+    """Events that are stored together, in one transaction, and the totals they change."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.cells: dict[Key, list[float]] = {}
+        self.reward_cells: dict[tuple[int, Key], list[float]] = {}
+
+    def add(self, event: Event, body: bytes) -> Stored:
+        if isinstance(event, Trajectory):
+            return self._trajectory(event, body)
+        if isinstance(event, Feedback):
+            return self._feedback(event, body)
+        assert isinstance(event, Reward)
+        return self._reward(event, body)
+
+    def _trajectory(self, event: Trajectory, body: bytes) -> Stored:
+        refused = self._refused("trajectory", event.id, event.id, event.user)
+        if refused:
+            return refused
+        known = "SELECT body = ? FROM bodies WHERE seq = (SELECT seq FROM trajectories WHERE id = ?)"
+        if found := self.db.execute(known, (body, event.id)).fetchone():
+            return Stored.DUPLICATE if found[0] else Stored.CONFLICT
+        early = self.db.execute(
+            "SELECT total(said), total(score), total(scores) FROM feedback WHERE trajectory = ?", (event.id,)
+        ).fetchone()
+        versions = self.db.execute(
+            "SELECT version, count(*) FROM rewards WHERE trajectory = ? GROUP BY version", (event.id,)
+        ).fetchall()
+        now, outcome = spoken(event.feedback), event.outcome
+        said = Spoken(now.said + int(early[0]), now.score + early[1], now.scores + int(early[2]))
+        us, rewards = micros(event.time), sum(count for _, count in versions)
+        seq = self.db.execute(
+            "INSERT INTO trajectories VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                event.id,
+                us,
+                event.problem,
+                event.policy,
+                event.agent,
+                event.user,
+                event.group,
+                event.tenant,
+                outcome.success,
+                outcome.cost_usd,
+                outcome.latency_ms,
+                context_of(event.problem, event.task),
+                len(event.decisions),
+                len(event.turns),
+                len(body),
+                *said,
+                rewards,
+            ),
+        ).lastrowid
+        assert seq is not None
+        self.db.execute("INSERT INTO bodies VALUES (?, ?)", (seq, body))
+        key = _key(us, event.problem, event.policy, outcome.success)
+        cost, latency = outcome.cost_usd, outcome.latency_ms
+        self._count(
+            key,
+            (
+                1,
+                len(event.decisions),
+                len(event.turns),
+                said.said,
+                rewards,
+                len(body),
+                cost or 0.0,
+                int(cost is not None),
+                latency or 0.0,
+                int(latency is not None),
+            ),
+        )
+        for version, _ in versions:
+            self._score(seq, event.id, version, key)
+        return Stored.NEW
+
+    def _feedback(self, event: Feedback, body: bytes) -> Stored:
+        refused = self._refused("feedback", event.id, event.trajectory_id, event.user)
+        if refused:
+            return refused
+        if found := self.db.execute("SELECT body = ? FROM feedback WHERE id = ?", (body, event.id)).fetchone():
+            return Stored.DUPLICATE if found[0] else Stored.CONFLICT
+        said = spoken([event])
+        row = (event.id, event.trajectory_id, event.user, micros(event.time), *said, body)
+        self.db.execute("INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        if found := self._found(event.trajectory_id):
+            self._say(*found, said)
+        return Stored.NEW
+
+    def _reward(self, event: Reward, body: bytes) -> Stored:
+        refused = self._refused("reward", event.id, event.trajectory_id, None)
+        if refused:
+            return refused
+        if found := self.db.execute("SELECT body = ? FROM rewards WHERE id = ?", (body, event.id)).fetchone():
+            return Stored.DUPLICATE if found[0] else Stored.CONFLICT
+        row = (event.id, event.trajectory_id, event.version, event.revision, micros(event.time))
+        self.db.execute(
+            "INSERT INTO rewards VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, event.total, event.confidence, body)
+        )
+        if found := self._found(event.trajectory_id):
+            seq, key = found
+            self.db.execute("UPDATE trajectories SET rewards = rewards + 1 WHERE seq = ?", (seq,))
+            self._count(key, (0, 0, 0, 0, 1, 0, 0, 0, 0, 0))
+            self._score(seq, event.trajectory_id, event.version, key)
+        return Stored.NEW
+
+    def unsay(self, user: str) -> None:
+        """Take back what a user said of any trajectory."""
+        query = "SELECT trajectory, sum(said), sum(score), sum(scores) FROM feedback WHERE user = ? GROUP BY trajectory"
+        for trajectory, *said in self.db.execute(query, (user,)).fetchall():
+            if found := self._found(trajectory):
+                self._say(*found, Spoken(*(-part for part in said)))
+        self.db.execute("DELETE FROM feedback WHERE user = ?", (user,))
+
+    def _say(self, seq: int, key: Key, said: Spoken) -> None:
+        change = "UPDATE trajectories SET said = said + ?, score = score + ?, scores = scores + ? WHERE seq = ?"
+        self.db.execute(change, (*said, seq))
+        self._count(key, (0, 0, 0, said.said, 0, 0, 0, 0, 0, 0))
+
+    def _refused(self, kind: str, identity: str, trajectory: str, user: str | None) -> Stored | None:
+        forgotten, opted_out = self.db.execute(
+            "SELECT EXISTS (SELECT 1 FROM forgotten WHERE (kind, id) = ('trajectory', ?) OR (kind, id) = (?, ?)), "
+            "EXISTS (SELECT 1 FROM opt_outs WHERE user = ?)",
+            (trajectory, kind, identity, user),
+        ).fetchone()
+        return Stored.FORGOTTEN if forgotten else Stored.OPTED_OUT if opted_out else None
+
+    def _found(self, trajectory: str) -> tuple[int, Key] | None:
+        row = self.db.execute(
+            "SELECT seq, time, problem, policy, success FROM trajectories WHERE id = ?", (trajectory,)
+        ).fetchone()
+        return None if row is None else (row[0], _key(*row[1:]))
+
+    def _score(self, seq: int, trajectory: str, version: int, key: Key) -> None:
+        """The last revision's reward is the trajectory's."""
+        old = self.db.execute("SELECT total, confidence FROM scores WHERE (seq, version) = (?, ?)", (seq, version))
+        before = old.fetchone()
+        total, confidence = self.db.execute(
+            "SELECT total, confidence FROM rewards WHERE (trajectory, version) = (?, ?) "
+            "ORDER BY revision DESC, id DESC LIMIT 1",
+            (trajectory, version),
+        ).fetchone()
+        self.db.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", (seq, version, total, confidence))
+        cell = self.reward_cells.setdefault((version, key), [0.0, 0.0, 0])
+        cell[0] += total - (before[0] if before else 0.0)
+        cell[1] += confidence - (before[1] if before else 0.0)
+        cell[2] += before is None
+
+    def _count(self, key: Key, more: Sequence[float]) -> None:
+        sums = self.cells.get(key)
+        self.cells[key] = list(more) if sums is None else [a + b for a, b in zip(sums, more, strict=True)]
+
+    def write_totals(self) -> None:
+        _add(self.db, "cells", 4, ((*key, *more) for key, more in self.cells.items()))
+        _add(self.db, "reward_cells", 5, ((v, *key, *more) for (v, key), more in self.reward_cells.items()))
+
+
+def _add(db: sqlite3.Connection, table: str, keys: int, rows: Iterator[tuple[Any, ...]]) -> None:
+    names = [name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")]
+    more = ", ".join(f"{name} = {name} + excluded.{name}" for name in names[keys:])
+    values = f"({', '.join('?' * len(names))})"
+    db.executemany(
+        f"INSERT INTO {table} VALUES {values} ON CONFLICT ({', '.join(names[:keys])}) DO UPDATE SET {more}", rows
+    )
+
+
+def _key(us: int, problem: str, policy: str | None, success: int | None) -> Key:
+    return us // DAY_US, problem, policy or "", -1 if success is None else int(success)
+
+
+def _condition(where: Where) -> tuple[str, list[Any]]:
+    """As SQL over a trajectory t and its score s, with its values."""
+    parts, values = ["1"], list[Any]()
+    for place, (name, value) in enumerate(conditions(where).items()):
+        # The first is the one of which there are fewest: the plus keeps SQLite from taking the index of another.
+        parts.append(f'{"+" if place else ""}t."{name}" = ?')
+        values.append(value)
+    for sign, bound in ((">=", where.since), ("<", where.until)):
+        if bound is not None:
+            parts.append(f"t.time {sign} ?")
+            values.append(micros(bound))
+    for column, bounded in (
+        ("total >=", where.min_reward),
+        ("total <=", where.max_reward),
+        ("confidence >=", where.min_confidence),
+    ):
+        if bounded is not None:
+            parts.append(f"s.{column} ?")
+            values.append(bounded)
+    if where.outcome is not None:
+        parts.append("t.success IS ?")
+        values.append(OUTCOMES[where.outcome])
+    if where.feedback is not None:
+        parts.append("t.said > 0" if where.feedback else "t.said = 0")
+    return " AND ".join(parts), values
+
+
+def _summary(row: Sequence[Any]) -> Summary:
+    return Summary._make((row[0], moment(row[1]), *row[2:8], SUCCESS[row[8]], *row[9:18]))
+
+
+def _rows(found: Iterator[tuple[Any, ...]], opened: ExitStack) -> Iterator[Row]:
+    with opened:
+        for row in found:
+            yield Row(_summary(row), row[18])
+
+
+def _cells(db: sqlite3.Connection, where: Where, version: int) -> Iterator[Cell]:
+    """From the totals where they say it, which is of whole days; else, and at both ends, from the trajectories."""
+    known = Where(problem=where.problem, policy=where.policy, outcome=where.outcome)
+    since = FIRST_US if where.since is None else micros(where.since)
+    until = LAST_US + 1 if where.until is None else micros(where.until)
+    first, end = -(-since // DAY_US), until // DAY_US
+    if replace(known, since=where.since, until=where.until) != where or first >= end:
+        yield from _summed(db, where, version)
+        return
+    parts, values = ["c.count > 0 AND c.day >= ? AND c.day < ?"], list[Any]((version, first, end))
+    for column, value in (("problem", where.problem), ("policy", where.policy)):
+        if value is not None:
+            parts.append(f"c.{column} = ?")
+            values.append(value)
+    if where.outcome is not None:
+        success = OUTCOMES[where.outcome]
+        parts.append("c.success = ?")
+        values.append(-1 if success is None else int(success))
+    found = db.execute(
+        "SELECT c.*, coalesce(r.reward, 0), coalesce(r.confidence, 0), coalesce(r.scored, 0) FROM cells c "
+        "LEFT JOIN reward_cells r ON r.version = ? AND r.day = c.day AND r.problem = c.problem "
+        f"AND r.policy = c.policy AND r.success = c.success WHERE {' AND '.join(parts)}",
+        values,
+    )
+    yield from (Cell(*row) for row in found)
+    for low, high in ((since, first * DAY_US), (end * DAY_US, until)):
+        if low < high:
+            yield from _summed(db, replace(known, since=moment(low), until=moment(high)), version)
+
+
+def _summed(db: sqlite3.Connection, where: Where, version: int) -> Iterator[Cell]:
+    condition, values = _condition(where)
+    found = db.execute(
+        f"SELECT {KEY}, {SUMS}, total(s.total), total(s.confidence), count(s.total) {SCORED} "
+        f"WHERE {condition} GROUP BY 1, 2, 3, 4",
+        (version, *values),
+    )
+    return (Cell(*row) for row in found)
+
+
+def _remove(db: sqlite3.Connection, condition: str, value: Any) -> int:
+    """Trajectories with all that belongs to them; how many."""
+    removed, days = 0, set[int]()
+    query = f"SELECT seq, id, time FROM trajectories WHERE {condition} LIMIT {REMOVED}"
+    while rows := db.execute(query, (value,)).fetchall():
+        removed += len(rows)
+        days.update(us // DAY_US for *_, us in rows)
+        for table in ("bodies", "scores", "trajectories"):
+            db.executemany(f"DELETE FROM {table} WHERE seq = ?", ((seq,) for seq, *_ in rows))
+        for table in ("feedback", "rewards"):
+            db.executemany(f"DELETE FROM {table} WHERE trajectory = ?", ((identity,) for _, identity, _ in rows))
+    _count_again(db, [(day, day + 1) for day in sorted(days)])
+    return removed
+
+
+def _count_again(db: sqlite3.Connection, spans: Sequence[tuple[int, int]]) -> None:
+    """The totals of these days, each span from the first to before the last."""
+    for first, end in spans:
+        days, times = (first, end), (first * DAY_US, end * DAY_US)
+        for table in ("cells", "reward_cells"):
+            db.execute(f"DELETE FROM {table} WHERE day >= ? AND day < ?", days)
+        db.execute(
+            f"INSERT INTO cells SELECT {KEY}, {SUMS} FROM trajectories t "
+            "WHERE t.time >= ? AND t.time < ? GROUP BY 1, 2, 3, 4",
+            times,
+        )
+        db.execute(
+            f"INSERT INTO reward_cells SELECT s.version, {KEY}, total(s.total), total(s.confidence), count(*) "
+            "FROM trajectories t JOIN scores s ON s.seq = t.seq "
+            "WHERE t.time >= ? AND t.time < ? GROUP BY 1, 2, 3, 4, 5",
+            times,
+        )

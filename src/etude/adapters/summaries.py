@@ -1,0 +1,199 @@
+"""What every store keeps of an event beside its bytes, and how its totals become Stats: one meaning for all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, cast
+
+from etude.contracts.errors import DataError
+from etude.contracts.query import Where
+from etude.contracts.reward import Reward
+from etude.contracts.store import Group, Page, Stats, Story, Summary
+from etude.contracts.subjects import decode
+from etude.contracts.trajectory import Event, Feedback, Said, Trajectory
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+DAY_US = 86_400_000_000
+FIRST_US = (datetime.min.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
+LAST_US = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
+SUCCESS: dict[int | None, bool | None] = {None: None, -1: None, 0: False, 1: True}
+OUTCOMES: dict[str, bool | None] = {"success": True, "failure": False, "unknown": None}
+
+
+def checked(events: Sequence[tuple[Event, bytes]]) -> None:
+    """ValueError where one is not an event of experience."""
+    for event, _ in events:
+        if not isinstance(event, Trajectory | Feedback | Reward):
+            raise ValueError(
+                f"{type(event).__name__} {event.id!r} is no experience: a store takes Trajectory, Feedback and Reward"
+            )
+
+
+def micros(time: datetime) -> int:
+    """Since 1970 in UTC; what lies beyond the calendar there (the year 1 east of Greenwich) is its first moment."""
+    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return min(max((aware - EPOCH) // MICROSECOND, FIRST_US), LAST_US)
+
+
+def moment(us: int) -> datetime:
+    return EPOCH + timedelta(0, 0, us)
+
+
+def context_of(problem: str, task: str) -> str:
+    """The same for trajectories that answer the same request."""
+    text = f"{problem}\0{task.strip()}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text).hexdigest()[:16]
+
+
+class Spoken(NamedTuple):
+    """What people said, in sums."""
+
+    said: int  # how often anybody said anything
+    score: float  # of the marks they gave, each from 0 to 1
+    scores: int
+
+    @property
+    def mean(self) -> float | None:
+        return self.score / self.scores if self.scores else None
+
+
+def spoken(sayings: Iterable[Said | Feedback]) -> Spoken:
+    said, scores = 0, []
+    for one in sayings:
+        said += one.thumbs is not None or one.stars is not None or one.comment is not None
+        if one.thumbs is not None:
+            scores.append(float(one.thumbs == "up"))
+        if one.stars is not None:
+            scores.append((one.stars - 1) / 4)
+    return Spoken(said, sum(scores), len(scores))
+
+
+def summary_of(trajectory: Trajectory, size: int, *, reward: Reward | None, feedback: float | None) -> Summary:
+    outcome = trajectory.outcome
+    return Summary(
+        id=trajectory.id,
+        time=moment(micros(trajectory.time)),
+        problem=trajectory.problem,
+        policy=trajectory.policy,
+        agent=trajectory.agent,
+        user=trajectory.user,
+        group=trajectory.group,
+        tenant=trajectory.tenant,
+        success=outcome.success,
+        cost_usd=outcome.cost_usd,
+        latency_ms=outcome.latency_ms,
+        context=context_of(trajectory.problem, trajectory.task),
+        decisions=len(trajectory.decisions),
+        turns=len(trajectory.turns),
+        size=size,
+        reward=reward.total if reward else None,
+        confidence=reward.confidence if reward else None,
+        feedback=feedback,
+    )
+
+
+def story_of(trajectory: bytes, feedback: Iterable[bytes], rewards: Iterable[bytes]) -> Story:
+    """Of events as they came, whatever version they came in."""
+    return Story(
+        trajectory=cast(Trajectory, decode(trajectory)),
+        feedback=tuple(cast(Feedback, decode(body)) for body in feedback),
+        rewards=tuple(cast(Reward, decode(body)) for body in rewards),
+    )
+
+
+class Cell(NamedTuple):
+    """Totals over the trajectories of one day, problem, policy and outcome."""
+
+    day: int  # since 1970, in UTC
+    problem: str
+    policy: str  # empty for none
+    success: int  # -1 for unknown
+    number: int
+    decisions: int
+    turns: int
+    said: int
+    rewards: int
+    bytes: int
+    cost_usd: float
+    costed: int  # of how many the cost is known
+    latency_ms: float
+    timed: int
+    reward: float
+    confidence: float
+    scored: int
+
+
+def stats_of(cells: Sequence[Cell], *, users: int, first: int | None, last: int | None) -> Stats:
+    groups: dict[tuple[str, str, int], list[Cell]] = {}
+    days: Counter[int] = Counter()
+    for cell in cells:
+        groups.setdefault((cell.problem, cell.policy, cell.success), []).append(cell)
+        days[cell.day] += cell.number
+    return Stats(
+        trajectories=sum(cell.number for cell in cells),
+        decisions=sum(cell.decisions for cell in cells),
+        turns=sum(cell.turns for cell in cells),
+        feedback=sum(cell.said for cell in cells),
+        rewards=sum(cell.rewards for cell in cells),
+        users=users,
+        bytes=sum(cell.bytes for cell in cells),
+        first=None if first is None else moment(first),
+        last=None if last is None else moment(last),
+        mean_reward=_mean((cell.reward, cell.scored) for cell in cells),
+        mean_confidence=_mean((cell.confidence, cell.scored) for cell in cells),
+        groups=tuple(_group(key, some) for key, some in sorted(groups.items())),
+        days=tuple((moment(day * DAY_US).date().isoformat(), count) for day, count in sorted(days.items())),
+    )
+
+
+def _group(key: tuple[str, str, int], cells: Sequence[Cell]) -> Group:
+    problem, policy, success = key
+    return Group(
+        problem=problem,
+        policy=policy or None,
+        success=SUCCESS[success],
+        count=sum(cell.number for cell in cells),
+        mean_reward=_mean((cell.reward, cell.scored) for cell in cells),
+        mean_cost_usd=_mean((cell.cost_usd, cell.costed) for cell in cells),
+        mean_latency_ms=_mean((cell.latency_ms, cell.timed) for cell in cells),
+    )
+
+
+def _mean(parts: Iterable[tuple[float, int]]) -> float | None:
+    total, count = 0.0, 0
+    for part, some in parts:
+        total, count = total + part, count + some
+    return total / count if count else None
+
+
+def page_of(rows: list[Summary], limit: int) -> Page:
+    """Of one row more than asked for, where there is one."""
+    shown = rows[:limit]
+    return Page(shown, f"{micros(shown[-1].time)}:{shown[-1].id}" if len(rows) > limit else None)
+
+
+def read_cursor(after: str) -> tuple[int, str]:
+    """Time and id of the last one shown."""
+    us, colon, identity = after.partition(":")
+    try:
+        if colon and identity:
+            return int(us), identity
+    except ValueError:
+        pass
+    raise DataError(f"{after!r} is no cursor: expected the `next` of an earlier page, or none to begin with the newest")
+
+
+def checked_limit(limit: int) -> int:
+    if limit < 1:
+        raise ValueError(f"limit is {limit}: a page has at least one row")
+    return limit
+
+
+def conditions(where: Where) -> dict[str, object]:
+    """The columns that must equal something."""
+    named = {name: getattr(where, name) for name in ("user", "policy", "problem", "agent", "group", "tenant")}
+    return {name: value for name, value in named.items() if value is not None}

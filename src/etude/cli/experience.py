@@ -1,0 +1,468 @@
+"""`etude experience`: what was collected, and what is done with it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
+
+from etude.cli.config import ConfigFile
+from etude.cli.display import console, duration, print_json, sparkline, table
+from etude.contracts.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from etude.contracts.blobs import BlobStore
+    from etude.contracts.store import ExperienceStore, Stats, Story, Summary
+    from etude.experience.ingest import Counts
+
+app = typer.Typer(no_args_is_help=True, help="Trajectories that were collected: see, export, forget.")
+
+WhereText = Annotated[
+    str,
+    typer.Option(
+        "--where", metavar="CONDITIONS", help="Such as 'problem=workflow and outcome=success and time>=2026-11-01'."
+    ),
+]
+RewardVersion = Annotated[
+    int | None, typer.Option(min=1, help="Rewards of this definition.", show_default="the one in the settings")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@contextmanager
+def stored(config: Path | None) -> Iterator[ExperienceStore]:
+    """The store, after whatever waited in the outbox was taken in."""
+    from etude.bootstrap.experience import experience
+
+    with experience(config) as opened:
+        yield opened.store
+
+
+@app.command()
+def stats(
+    where: WhereText = "", reward_version: RewardVersion = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """How much there is, of what, and what it was worth."""
+    from etude.bootstrap.experience import experience
+    from etude.contracts.query import parse
+
+    with experience(config) as opened:
+        found = opened.store.stats(parse(where), version=reward_version or opened.config.reward_version)
+        letters = len(opened.bus.dead_letters(limit=1000))
+    if as_json:
+        print_json({**msgspec.to_builtins(found), "dead_letters": letters})
+        return
+    screen = console()
+    if not found.trajectories:
+        screen.print("there are no trajectories" + (f" where {escape(where)}" if where else " yet"))
+    else:
+        _print_stats(found)
+    if letters:
+        screen.print(f"{letters:,} dead letters: `etude experience dead-letters` shows them")
+
+
+def _print_stats(found: Stats) -> None:
+    screen = console()
+    assert found.first is not None
+    assert found.last is not None
+    screen.print(
+        f"{found.trajectories:,} trajectories of {found.users:,} users with {found.decisions:,} decisions and "
+        f"{found.turns:,} turns, {found.bytes / 1e6:,.1f} MB, {found.first:%Y-%m-%d} to {found.last:%Y-%m-%d}"
+    )
+    if found.mean_reward is not None:
+        screen.print(
+            f"mean reward {found.mean_reward:.3f} with confidence {found.mean_confidence or 0:.2f}; "
+            f"{found.rewards:,} rewards and {found.feedback:,} pieces of feedback are kept"
+        )
+    rows = [
+        [
+            escape(group.problem),
+            escape(group.policy or "–"),
+            _outcome(group.success),
+            f"{group.count:,}",
+            _number(group.mean_reward, ".3f"),
+            _number(group.mean_cost_usd, ".4f"),
+            "–" if group.mean_latency_ms is None else duration(group.mean_latency_ms / 1e3),
+        ]
+        for group in found.groups
+    ]
+    columns = ("problem", "policy", "outcome", "trajectories", "reward", "USD", "latency")
+    screen.print(table(*columns, rows=rows, right=columns[3:]))
+    if len(found.days) > 1:
+        screen.print(f"by day {sparkline([count for _, count in found.days])} {found.days[0][0]} … {found.days[-1][0]}")
+
+
+@app.command("list")
+def list_(
+    where: WhereText = "",
+    limit: Annotated[int, typer.Option(min=1, help="So many.")] = 20,
+    after: Annotated[str | None, typer.Option(help="The cursor that the page before ended with.")] = None,
+    reward_version: RewardVersion = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Trajectories, the newest first."""
+    from etude.bootstrap.experience import experience
+    from etude.contracts.query import parse
+
+    with experience(config) as opened:
+        version = reward_version or opened.config.reward_version
+        page = opened.store.page(parse(where), version=version, after=after, limit=limit)
+    if as_json:
+        print_json({"rows": [msgspec.to_builtins(row._asdict()) for row in page.rows], "next": page.next})
+        return
+    columns = ("id", "time", "problem", "policy", "user", "outcome", "reward", "feedback")
+    rows = [_listed(row) for row in page.rows]
+    console().print(table(*columns, rows=rows, right=("reward", "feedback")) if rows else "there are none")
+    if page.next is not None:
+        console().print(f"more: --after {escape(page.next)}", soft_wrap=True)
+
+
+def _listed(row: Summary) -> list[str]:
+    return [
+        escape(row.id),
+        f"{row.time:%Y-%m-%d %H:%M:%S}",
+        escape(row.problem),
+        escape(row.policy or "–"),
+        escape(row.user or "–"),
+        _outcome(row.success),
+        _number(row.reward, ".3f"),
+        _number(row.feedback, ".2f"),
+    ]
+
+
+@app.command()
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="Of a trajectory.", show_default=False)],
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """All there is about one trajectory."""
+    from etude.bootstrap.experience import experience
+
+    with experience(config) as opened:
+        story = opened.store.story(id)
+        if story is None:
+            gone = id in opened.store.forgotten([id])
+            raise DataError(
+                f"{id!r} was forgotten on its user's request"
+                if gone
+                else f"there is no trajectory {id!r}: `etude experience list` shows them"
+            )
+    if as_json:
+        print_json(msgspec.to_builtins(story))
+    else:
+        _print_story(story)
+
+
+def _print_story(story: Story) -> None:
+    screen, t = console(), story.trajectory
+    about = {"user": t.user, "group": t.group, "tenant": t.tenant, "agent": t.agent, "model": t.model}
+    screen.print(f"[bold]{escape(t.id)}[/]  {t.time:%Y-%m-%d %H:%M:%S %Z}  {escape(t.problem)}", soft_wrap=True)
+    screen.print(escape(t.task), soft_wrap=True)
+    known = [f"{name} {escape(value)}" for name, value in about.items() if value is not None]
+    if known:
+        screen.print(", ".join(known), soft_wrap=True, style="dim")
+    for decision in t.decisions:
+        chance = "by a person" if decision.propensity is None else f"propensity {decision.propensity:.3g}"
+        screen.print(
+            f"  {decision.at_ms:8.0f} ms  {escape(decision.problem)} by {escape(decision.policy)}: "
+            f"{escape(_short(decision.action))}  [dim]{chance}[/]",
+            soft_wrap=True,
+        )
+    for turn in t.turns:
+        told = f"[red]{escape(turn.error)}[/]" if turn.error else escape(_short(turn.result))
+        screen.print(f"  {turn.at_ms:8.0f} ms  {escape(_short(turn.action))} → {told}", soft_wrap=True)
+    outcome = t.outcome
+    cost = "" if outcome.cost_usd is None else f", {outcome.cost_usd:.4f} USD"
+    took = "" if outcome.latency_ms is None else f", {duration(outcome.latency_ms / 1e3)}"
+    screen.print(f"{_outcome(outcome.success)} ({outcome.ended}{cost}{took})", soft_wrap=True)
+    said = [(s.thumbs, s.stars, s.comment) for s in t.feedback] + [
+        (f.thumbs, f.stars, f.comment) for f in story.feedback
+    ]
+    for thumbs, stars, comment in said:
+        parts = [thumbs and f"thumbs {thumbs}", stars and f"{stars} stars", comment]
+        screen.print(f"feedback: {escape(', '.join(part for part in parts if part))}", soft_wrap=True)
+    for reward in story.rewards:
+        screen.print(
+            f"reward {reward.total:.3f} (version {reward.version}, revision {reward.revision}, "
+            f"confidence {reward.confidence:.2f})"
+        )
+    if t.redacted:
+        screen.print("redacted: " + ", ".join(f"{count} {kind}" for kind, count in t.redacted.items()), style="dim")
+
+
+@app.command()
+def export(
+    where: WhereText = "",
+    out: Annotated[Path | None, typer.Option(help="A file.", show_default="standard output")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Feedback and rewards too.")] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Write trajectories as JSON Lines, the oldest first; `etude ingest` reads them."""
+    from etude.bootstrap.experience import experience
+    from etude.contracts.query import parse
+    from etude.contracts.subjects import encode
+
+    with experience(config) as opened:
+        rows = opened.store.scan(parse(where), version=opened.config.reward_version)
+        screen = console(stderr=True)
+        count = 0
+        with (
+            _opened(out) as file,
+            Progress(
+                TextColumn("exporting"), MofNCompleteColumn(), console=screen, transient=True, disable=out is None
+            ) as bar,
+        ):
+            task = bar.add_task("", total=None)
+            for row in rows:
+                file.write(row.body + b"\n")
+                if everything and (story := opened.store.story(row.summary.id)) is not None:
+                    file.writelines(encode(event) + b"\n" for event in (*story.feedback, *story.rewards))
+                count += 1
+                bar.advance(task)
+    if out is not None:
+        screen.print(f"{count:,} trajectories written to {escape(str(out))}", soft_wrap=True)
+
+
+def _opened(out: Path | None) -> Any:
+    return open(sys.stdout.fileno(), "wb", closefd=False) if out is None else out.open("wb")
+
+
+@app.command()
+def forget(
+    user: Annotated[str, typer.Option(help="Whose trajectories are to be erased.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Erase a user everywhere: in the store, on the bus, in datasets. It cannot be taken back.
+
+    Names the policies that learned from the data before; later trainings do not see it.
+    """
+    from etude.bootstrap.experience import experience, now, open_outbox
+    from etude.experience.forgetting import forget as forget_everywhere
+
+    if not yes and not as_json:
+        typer.confirm(f"Erase everything about {user!r}?", abort=True)
+    with experience(config) as opened:
+        buses = [opened.bus] if opened.is_embedded else [opened.bus, open_outbox(opened.config)]
+        try:
+            gone = forget_everywhere(user, opened.store, buses, open_dataset=_datasets(opened.store), time=now())
+        finally:
+            for bus in buses[1:]:
+                bus.close()
+    if as_json:
+        print_json(
+            {
+                "trajectories": gone.trajectories,
+                "messages": gone.messages,
+                "datasets": gone.datasets,
+                "unreachable": list(gone.unreachable),
+                "policies": [msgspec.to_builtins(record) for record in gone.policies],
+            }
+        )
+        return
+    screen = console()
+    screen.print(f"{gone.trajectories:,} trajectories and {gone.messages:,} messages erased")
+    for dataset, count in gone.datasets.items():
+        where = " – not reachable: erase them there too" if dataset in gone.unreachable else ""
+        screen.print(f"{count:,} were in dataset {escape(dataset)}{where}", soft_wrap=True)
+    for record in gone.policies:
+        screen.print(
+            f"policy {escape(record.version)} ({escape(record.run)}) learned from dataset {record.dataset}: train it "
+            "anew to be rid of what it learned from them",
+            soft_wrap=True,
+        )
+
+
+def _datasets(store: ExperienceStore) -> Callable[[str], BlobStore | None]:
+    """A dataset by its id, as it is registered; None where it is gone."""
+    from etude.adapters.objects import open_blobs
+    from etude.contracts.errors import StoreError
+
+    def opened(dataset: str) -> BlobStore | None:
+        body = store.documents("dataset").get(dataset)
+        url = msgspec.json.decode(body).get("url") if body else None
+        if not isinstance(url, str):
+            return None
+        try:
+            blobs = open_blobs(url)
+            return blobs if blobs.get("manifest.json") is not None else None
+        except StoreError:
+            return None
+
+    return opened
+
+
+@app.command("opt-out")
+def opt_out(
+    user: Annotated[str, typer.Option(help="Of whom nothing is to be kept.", show_default=False)],
+    undo: Annotated[bool, typer.Option("--undo", help="They changed their mind.")] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Keep nothing of a user from now on. What is there stays until it is forgotten."""
+    from etude.bootstrap.experience import experience
+    from etude.experience.cleaning import pseudonym
+
+    with experience(config) as opened:
+        for name in (user, pseudonym(user)):
+            opened.store.set_opt_out(name, not undo)
+    kept = "trajectories are kept again" if undo else "nothing is kept from now on"
+    console().print(f"of {user!r} {kept}", markup=False)
+
+
+@app.command("dead-letters")
+def dead_letters(
+    limit: Annotated[int, typer.Option(min=1, help="So many.")] = 20,
+    after: Annotated[int, typer.Option(min=0, help="Those with higher numbers.")] = 0,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Messages that nothing could be made of, with the reason."""
+    from etude.bootstrap.experience import experience
+
+    with experience(config) as opened:
+        letters = opened.bus.dead_letters(after=after, limit=limit)
+    if as_json:
+        print_json(
+            [
+                {
+                    "number": letter.number,
+                    "time": letter.time.isoformat(),
+                    "subject": letter.message.subject,
+                    "id": letter.message.id,
+                    "reason": letter.reason,
+                    "attempts": letter.attempts,
+                    "body": letter.message.body.decode("utf-8", "replace"),
+                }
+                for letter in letters
+            ]
+        )
+        return
+    rows = [
+        [
+            str(letter.number),
+            f"{letter.time:%Y-%m-%d %H:%M:%S}",
+            escape(letter.message.subject),
+            escape(letter.reason),
+            escape(letter.message.body[:60].decode("utf-8", "replace")),
+        ]
+        for letter in letters
+    ]
+    columns = ("number", "buried", "subject", "reason", "begins")
+    console().print(table(*columns, rows=rows, right=("number",)) if rows else "there are none")
+    if rows:
+        console().print("`etude experience replay-dead-letters` gives them another chance", soft_wrap=True)
+
+
+@app.command("replay-dead-letters")
+def replay_dead_letters(
+    numbers: Annotated[list[int] | None, typer.Argument(help="Which; all when left out.")] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead letters another chance: after an upgrade, or once their trajectory is there."""
+    from etude.bootstrap.experience import experience
+
+    with experience(config) as opened:
+        chosen, replayed, after = list(numbers or ()), 0, 0
+        if chosen:
+            replayed = opened.bus.replay(chosen)
+        else:
+            last = _newest(opened.bus)
+            while batch := [x.number for x in opened.bus.dead_letters(after=after) if x.number <= last]:
+                replayed, after = replayed + opened.bus.replay(batch), batch[-1]
+        counts = opened.catch_up() if opened.is_embedded else None
+    if as_json:
+        print_json({"replayed": replayed, **_became(counts)})
+        return
+    console().print(f"{replayed:,} dead letters replayed")
+    for kind, count in _became(counts).items():
+        console().print(f"{count:,} became {kind.replace('_', ' ')}")
+
+
+def _newest(bus: Any) -> int:
+    """The highest number now: what is buried again while they are replayed has a higher one."""
+    last = 0
+    while batch := bus.dead_letters(after=last, limit=1000):
+        last = batch[-1].number
+    return last
+
+
+def _became(counts: Counts | None) -> dict[str, int]:
+    if counts is None:
+        return {}
+    again = {"dead_letter": counts.buried} if counts.buried else {}
+    return {**{str(kind): count for kind, count in counts.stored.items()}, **again}
+
+
+@app.command()
+def work(config: ConfigFile = None) -> None:
+    """Take in what comes over the bus until interrupted: the consumer, any number of which may share the work."""
+    from etude.bootstrap.experience import Forwarding, experience, open_outbox
+    from etude.experience.ingest import consume
+
+    screen, stop = console(stderr=True), threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with experience(config, catch_up=False) as opened:
+        screen.print(f"taking in events from {escape(_named(opened.config.bus))}; Ctrl-C ends it", soft_wrap=True)
+        outbox = None if opened.is_embedded else open_outbox(opened.config)
+        forwarding = None if outbox is None else Forwarding(opened.config, outbox)  # what a process left behind here
+        try:
+            counts = consume(opened.bus, opened.ingest(), stop=stop)
+        finally:
+            if forwarding is not None and outbox is not None:
+                forwarding.end()
+                outbox.close()
+    told = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in _became(counts).items()]
+    screen.print(f"took in {', '.join(told) or 'nothing'}", soft_wrap=True)
+
+
+def _named(url: str) -> str:
+    """Without what may be a password."""
+    return url.partition("://")[0] + "://" + url.rpartition("@")[2] if "@" in url else url
+
+
+@app.command()
+def expire(
+    days: Annotated[
+        float | None, typer.Option(min=0, help="Older than this.", show_default="experience.retention_days")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Remove trajectories that are older than they are to be kept."""
+    from etude.bootstrap.experience import experience, now
+
+    with experience(config) as opened:
+        chosen = opened.config.retention_days if days is None else days
+        if chosen is None:
+            raise ConfigError("experience.retention_days is null, which keeps everything: set it, or give --days")
+        count = opened.store.expire(now() - timedelta(days=chosen))
+    console().print(f"{count:,} trajectories older than {chosen:g} days removed")
+
+
+def _outcome(success: bool | None) -> str:
+    return {True: "success", False: "failure", None: "unknown"}[success]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= 120 else text[:119] + "…"

@@ -1,0 +1,359 @@
+"""A store's trajectories in, a frozen dataset out: one scan into a local spool, then shard by shard to the blobs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from itertools import islice
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from etude.contracts.blobs import BlobStore
+from etude.contracts.errors import DatasetError
+from etude.contracts.query import Where
+from etude.contracts.store import ExperienceStore, Summary
+from etude.experience.datasets.manifest import (
+    MANIFEST,
+    OUTCOMES,
+    UNKNOWN,
+    Counts,
+    Lineage,
+    Manifest,
+    Shard,
+    content_hash,
+    is_logged,
+    open_manifest,
+    read_manifest,
+    remove_strays,
+    sealed,
+)
+from etude.experience.datasets.read import erase
+from etude.experience.datasets.sampling import SPLITS, Columns, DatasetConfig, Sample, draw, without
+
+DOCUMENT = "dataset"
+"""The kind of a store's documents that manifests are kept as."""
+STEP = 1024
+"""Trajectories between two calls of `progress`."""
+BATCH = 10_000
+"""Ids handed to the store at once."""
+OUTCOME: dict[bool | None, int] = {success: i for i, success in enumerate(OUTCOMES)}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def create(
+    store: ExperienceStore,
+    blobs: BlobStore,
+    *,
+    problem: str,
+    where: Where,
+    version: int,
+    config: DatasetConfig,
+    time: datetime,
+    progress: Callable[[int], None] | None = None,
+    source: str = "",
+    parent: str | None = None,
+) -> Manifest:
+    """Freeze what matches into an empty prefix, and register it with the store. `progress` hears of rows read.
+
+    Again with the same content it changes nothing; killed in between, it leaves nothing that reads as a dataset, and
+    can be called again. DatasetError where nothing matches, or another dataset is there.
+    """
+    if where.problem not in (None, problem):
+        raise DatasetError(f"the problem is {problem!r}, but --where says problem={where.problem}: leave one out")
+    where = replace(where, problem=problem)
+    there = read_manifest(blobs)
+    with tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as ids:  # gone with this process, however it ends
+        gathered = _gather(store, where, version, config, spool, progress)
+        if not gathered.size:
+            raise DatasetError(_nothing(store, where, version, gathered.left_out))
+        drawn = draw(gathered.columns(), config)
+        sample, shards = _write(store, blobs if there is None else None, gathered, drawn, spool, ids)
+        gathered.left_out += Counter(
+            {
+                "duplicates": drawn.duplicates,
+                "over the limit": drawn.over_limit,
+                "forgotten": len(drawn.rows) - len(sample.rows),
+            }
+        )
+        if not shards:
+            raise DatasetError(f"all trajectories that match {str(where)!r} were erased meanwhile")
+        content, began = content_hash(shards), gathered.columns().time[sample.rows]
+        manifest = Manifest(
+            id=content[:16],
+            content=content,
+            problem=problem,
+            query=str(where),
+            where=where,
+            version=version,
+            definition=_definition(store, ids, version),
+            created=time,
+            first=_moment(int(began[0])),
+            last=_moment(int(began[-1])),
+            config=config,
+            cuts=tuple(map(_moment, sample.cuts)),
+            counts=_counts(gathered, sample),
+            left_out=dict(gathered.left_out),
+            lineage=Lineage(source=source, parent=parent, etude=_etude()),
+            url=blobs.url,
+            shards=shards,
+        )
+        if there is not None:
+            manifest = _same(there, manifest, blobs)
+        for batch in _batches(ids):
+            store.add_members(manifest.id, batch)
+        manifest = _publish(blobs, manifest) if there is None else there
+        register(store, manifest)
+        gone = set().union(*(store.forgotten(batch) for batch in _batches(ids)))
+    # Whoever was erased before the members were known was not looked for here.
+    if gone and erase(blobs, gone, time=time):
+        manifest = read_manifest(blobs) or manifest
+        register(store, manifest)
+    return manifest
+
+
+def register(store: ExperienceStore, manifest: Manifest) -> None:
+    """Let the store know of it, in place of what it knew."""
+    store.put(DOCUMENT, manifest.id, sealed(manifest))
+
+
+def registered(store: ExperienceStore) -> dict[str, Manifest]:
+    """Datasets made from a store, by id, as they were when they were last registered."""
+    documents: Mapping[str, bytes] = store.documents(DOCUMENT)
+    return {key: open_manifest(data, place=f"dataset {key}") for key, data in documents.items()}
+
+
+@dataclass(kw_only=True)
+class _Gathered:
+    """Numbers of the trajectories in the spool, one each."""
+
+    context: array[int] = field(default_factory=lambda: array("Q"))
+    time: array[int] = field(default_factory=lambda: array("q"))
+    reward: array[float] = field(default_factory=lambda: array("d"))
+    outcome: array[int] = field(default_factory=lambda: array("b"))
+    policy: array[int] = field(default_factory=lambda: array("i"))
+    size: array[int] = field(default_factory=lambda: array("q"))
+    likeness: array[int] = field(default_factory=lambda: array("Q"))
+    decisions: array[int] = field(default_factory=lambda: array("i"))
+    logged: array[int] = field(default_factory=lambda: array("b"))
+    policies: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def columns(self) -> Columns:
+        return Columns(
+            context=np.frombuffer(self.context, np.uint64),
+            time=np.frombuffer(self.time, np.int64),
+            reward=np.frombuffer(self.reward, np.float64),
+            outcome=np.frombuffer(self.outcome, np.int8).astype(np.int64),
+            policy=np.frombuffer(self.policy, np.int32).astype(np.int64),
+            size=np.frombuffer(self.size, np.int64),
+            likeness=np.frombuffer(self.likeness, np.uint64) if self.likeness else np.zeros(0, np.uint64),
+        )
+
+
+def _gather(
+    store: ExperienceStore,
+    where: Where,
+    version: int,
+    config: DatasetConfig,
+    spool: BinaryIO,
+    progress: Callable[[int], None] | None,
+) -> _Gathered:
+    """Everything that can be learned from; its line but for the weight, after its id, goes to the spool."""
+    found, opted_out, read = _Gathered(), store.opted_out(), 0
+    for read, (row, body) in enumerate(store.scan(where, version=version), 1):
+        if progress is not None and read % STEP == 0:
+            progress(STEP)
+        logged = is_logged(body, row.decisions)
+        if why := _unfit(row, config, opted_out, logged):
+            found.left_out[why] += 1
+            continue
+        if b"\n" in body or b"\r" in body:  # they can only stand between tokens
+            body = body.replace(b"\n", b" ").replace(b"\r", b" ")
+        context = row.context.encode()
+        tail = f',"reward":{row.reward!r},"confidence":{row.confidence!r},"context":"{row.context}"'
+        found.size.append(spool.write(b'%b\n{"trajectory":%b%b' % (row.id.encode(), body, tail.encode())))
+        found.context.append(_hash(context))
+        found.time.append((row.time - EPOCH) // MICROSECOND)
+        found.reward.append(row.reward or 0.0)
+        found.outcome.append(OUTCOME[row.success])
+        found.policy.append(found.policies.setdefault(row.policy or UNKNOWN, len(found.policies)))
+        found.decisions.append(row.decisions)
+        found.logged.append(logged)
+        if config.deduplicate:
+            found.likeness.append(_likeness(context, body))
+    if progress is not None and read % STEP:
+        progress(read % STEP)
+    return found
+
+
+def _unfit(row: Summary, config: DatasetConfig, opted_out: frozenset[str], logged: bool) -> str:
+    """Why it is left out, if it is."""
+    if row.reward is None or not math.isfinite(row.reward):
+        return "no reward"
+    if row.confidence is None or row.confidence < config.min_confidence:
+        return "low confidence"
+    if row.user in opted_out:
+        return "opted out"
+    if config.require_propensity and not logged:
+        return "no propensity"
+    return ""
+
+
+class _Chosen(Struct, frozen=True):
+    action: Raw = Raw()
+
+
+class _Ended(Struct, frozen=True):
+    success: bool | None = None
+    ended: str = "done"
+
+
+class _Essence(Struct, frozen=True):
+    decisions: tuple[_Chosen, ...] = ()
+    outcome: _Ended = _Ended()
+
+
+_essence = msgspec.json.Decoder(_Essence)
+
+
+def _likeness(context: bytes, body: bytes) -> int:
+    """The same for trajectories with the same request, actions and ending."""
+    essence = _essence.decode(body)
+    actions = (bytes(decision.action) for decision in essence.decisions)
+    return _hash(b"\0".join((context, repr(essence.outcome).encode(), *actions)))
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _nothing(store: ExperienceStore, where: Where, version: int, left_out: Mapping[str, int]) -> str:
+    """How many there would be without each condition, or why those that match cannot be used."""
+    if left_out:
+        matching = sum(left_out.values())
+        told = ", ".join(f"{count:,}: {why}" for why, count in left_out.items())
+        rescore = f"; `etude reward rescore --version {version}` computes rewards" if "no reward" in left_out else ""
+        return f"{matching:,} trajectories match {str(where)!r}, but none can be used ({told}){rescore}"
+    lines = [f"no trajectory matches {str(where)!r}"]
+    for name in where.__struct_fields__:
+        if getattr(where, name) is not None:
+            without_it = replace(where, **{name: None})
+            many = store.stats(without_it, version=version).trajectories
+            condition = str(replace(Where(), **{name: getattr(where, name)}))
+            lines.append(f"  without {condition}: {many:,}")
+    total = store.stats(Where(), version=version).trajectories
+    hint = "loosen a condition" if total else "`etude ingest` brings trajectories in"
+    return "\n".join([*lines, f"  in the whole store: {total:,}; {hint}"])
+
+
+def _write(
+    store: ExperienceStore, blobs: BlobStore | None, gathered: _Gathered, sample: Sample, spool: BinaryIO, ids: BinaryIO
+) -> tuple[Sample, tuple[Shard, ...]]:
+    """What was written, without whoever was erased meanwhile; without blobs, only hashes are made."""
+    spool.flush()
+    size = np.frombuffer(gathered.size, np.int64)
+    offset = size.cumsum() - size
+    shards, gone = [], np.zeros(len(sample.rows), bool)
+    for members in _by_shard(sample):
+        rows = sample.rows[members]
+        records = [_record(spool, *place) for place in zip(offset[rows].tolist(), size[rows].tolist(), strict=True)]
+        erased = store.forgotten([name for name, _ in records])
+        gone[members] = [name in erased for name, _ in records]
+        weighed = zip(records, sample.weight[members].tolist(), strict=True)
+        lines = [b'%b,"weight":%.6g}\n' % (line, weight) for (name, line), weight in weighed if name not in erased]
+        if not lines:
+            continue
+        ids.writelines(f"{name}\n".encode() for name, _ in records if name not in erased)
+        split, data = SPLITS[sample.split[members[0]]], b"".join(lines)
+        key, digest = f"{split}/{sample.shard[members[0]]:05d}.jsonl", hashlib.sha256(data).hexdigest()
+        if blobs is not None:
+            blobs.put(key, data)
+        shards.append(Shard(key=key, split=split, trajectories=len(lines), bytes=len(data), sha256=digest))
+    return without(sample, gone), tuple(shards)
+
+
+def _by_shard(sample: Sample) -> list[NDArray[np.intp]]:
+    """Places in the sample, in the order of splits, shards and time."""
+    order = np.lexsort((sample.shard, sample.split))
+    shard = sample.split[order] * (sample.shard.max() + 1) + sample.shard[order]
+    return np.split(order, np.flatnonzero(np.diff(shard)) + 1)
+
+
+def _record(spool: BinaryIO, start: int, size: int) -> tuple[str, bytes]:
+    """An id, and its line but for the weight."""
+    name, _, line = os.pread(spool.fileno(), size, start).partition(b"\n")
+    return name.decode(), line
+
+
+def _counts(gathered: _Gathered, sample: Sample) -> Counts:
+    columns = gathered.columns()
+    decisions, logged = np.frombuffer(gathered.decisions, np.int32), np.frombuffer(gathered.logged, np.int8)
+
+    def tally(names: Iterable[str], kinds: NDArray[np.int64]) -> dict[str, int]:
+        many = np.bincount(kinds).tolist()
+        return {name: count for name, count in zip(names, many, strict=False) if count}
+
+    return Counts(
+        trajectories=len(sample.rows),
+        decisions=int(decisions[sample.rows].sum()),
+        splits=tally(SPLITS, sample.split),
+        policies=tally(gathered.policies, columns.policy[sample.rows]),
+        outcomes=tally(OUTCOMES.values(), columns.outcome[sample.rows]),
+        propensities=tally(("unlogged", "logged"), logged[sample.rows].astype(np.int64)),
+    )
+
+
+def _definition(store: ExperienceStore, ids: BinaryIO, version: int) -> str | None:
+    """As the rewards themselves name it."""
+    story = store.story(next(_batches(ids))[0])
+    found = [reward.definition for reward in story.rewards if reward.version == version] if story else []
+    return found[-1] if found else None
+
+
+def _batches(ids: BinaryIO) -> Iterator[list[str]]:
+    ids.seek(0)
+    while batch := [line.decode().rstrip("\n") for line in islice(ids, BATCH)]:
+        yield batch
+
+
+def _publish(blobs: BlobStore, manifest: Manifest) -> Manifest:
+    remove_strays(blobs, manifest.shards)
+    data = sealed(manifest)
+    blobs.put(MANIFEST, data, replace=False)  # whoever was faster is asked what it wrote
+    return _same(read_manifest(blobs) or open_manifest(data, place=blobs.url), manifest, blobs)
+
+
+def _same(there: Manifest, manifest: Manifest, blobs: BlobStore) -> Manifest:
+    """The one that is there, where it is the same."""
+    if there.id != manifest.id:
+        raise DatasetError(
+            f"{blobs.url} holds dataset {there.id} ({there.query or 'everything'}; {there.counts.trajectories:,} "
+            f"trajectories), not {manifest.id}, as it would be now: a dataset never changes, choose another place"
+        )
+    return there
+
+
+def _moment(us: int) -> datetime:
+    return EPOCH + us * MICROSECOND
+
+
+def _etude() -> str:
+    try:
+        return installed_version("etude")
+    except PackageNotFoundError:
+        return "unknown"

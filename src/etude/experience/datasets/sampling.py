@@ -1,0 +1,178 @@
+"""Which of the gathered trajectories a dataset takes, how much each weighs, and in which split and shard it lies.
+
+Numbers of a million trajectories at once: nothing here sees what is in them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.contracts.errors import ConfigError
+
+SPLITS = ("train", "validation", "test")
+SHARD_BYTES = 32 << 20
+"""Long trajectories make shards of fewer, so that each fits into memory."""
+CLOSE = 0.01
+"""Added to how far a reward is from its context's mean, so that nothing weighs nothing."""
+
+Ints = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    split: Literal["context", "time"] = "context"
+    """context: all that answer the same request are in one split; time: the newest are the test."""
+    shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Of train, validation and test."""
+    seed: int = 0
+    """Of splits, and of what `limit` takes."""
+    shard_size: int = 4096
+    """Trajectories of a shard, about."""
+    balance: Literal["none", "outcome", "policy"] = "none"
+    """Weigh trajectories so that every outcome, or every policy, counts as much as the others."""
+    prioritise: float = 0.0
+    """Weigh trajectories by how far their reward is from the mean of their context, to this power; 0 is off."""
+    deduplicate: bool = False
+    """Of those with the same request, actions and ending, keep the oldest and let it weigh as much as all."""
+    limit: int | None = None
+    """Take at most so many, of contexts drawn by the seed."""
+    min_confidence: float = 0.0
+    """Leave out rewards that less is known of."""
+    require_propensity: bool = False
+    """Leave out trajectories with a decision whose propensity nobody logged."""
+    cap: float | None = None
+    """No weight above so many times their mean."""
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "shares": min(self.shares) < 0 or not math.isclose(sum(self.shares), 1.0),
+            "shard_size": self.shard_size < 1,
+            "prioritise": not 0 <= self.prioritise < math.inf,
+            "limit": self.limit is not None and self.limit < 1,
+            "min_confidence": not 0 <= self.min_confidence <= 1,
+            "cap": self.cap is not None and not self.cap >= 1,
+        }
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            raise ConfigError(f"{name} is {getattr(self, name)!r}: expected {EXPECTED[name]}")
+
+
+EXPECTED = {
+    "shares": "three shares that sum to 1, as (0.8, 0.1, 0.1)",
+    "shard_size": "1 or more",
+    "prioritise": "0 or more",
+    "limit": "1 or more",
+    "min_confidence": "0 to 1",
+    "cap": "1 or more",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What is known of each trajectory, (N,) each, oldest first."""
+
+    context: Hashes
+    time: Ints  # µs since 1970
+    reward: Floats
+    outcome: Ints  # 0 … 2
+    policy: Ints
+    size: Ints  # bytes
+    likeness: Hashes  # the same for those with the same request, actions and ending; empty where nobody asks
+
+    def __len__(self) -> int:
+        return len(self.context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a dataset takes, (M,) each."""
+
+    rows: Ints  # of the columns, ascending
+    weight: Floats
+    split: Ints  # of SPLITS
+    shard: Ints  # within its split
+    cuts: tuple[int, ...]  # µs since 1970; split by time only
+    duplicates: int
+    over_limit: int
+
+
+def draw(columns: Columns, config: DatasetConfig) -> Sample:
+    rows, weight = np.arange(len(columns)), np.ones(len(columns))
+    if config.deduplicate:
+        _, rows, stands_for = np.unique(columns.likeness, return_index=True, return_counts=True)
+        order = rows.argsort()
+        rows, weight = rows[order], stands_for[order].astype(np.float64)
+    duplicates = len(columns) - len(rows)
+    over_limit = max(0, len(rows) - (config.limit or len(rows)))
+    if over_limit:
+        drawn = np.argsort(_mixed(columns.context[rows], config.seed, "limit"), kind="stable")[: config.limit]
+        drawn.sort()
+        rows, weight = rows[drawn], weight[drawn]
+    if config.prioritise:
+        weight = weight * _priorities(columns.context[rows], columns.reward[rows], config.prioritise)
+    if config.balance != "none":
+        weight = weight * _balance(
+            columns.outcome[rows] if config.balance == "outcome" else columns.policy[rows], weight
+        )
+    if config.cap is not None and len(weight):
+        weight = np.minimum(weight, config.cap * weight.mean())
+    split, cuts = _split(columns, rows, config)
+    shard = _shards(columns, rows, split, config)
+    return Sample(
+        rows=rows, weight=weight, split=split, shard=shard, cuts=cuts, duplicates=duplicates, over_limit=over_limit
+    )
+
+
+def without(sample: Sample, gone: NDArray[np.bool_]) -> Sample:
+    """The same for the others."""
+    kept = {name: getattr(sample, name)[~gone] for name in ("rows", "weight", "split", "shard")}
+    return replace(sample, **kept)
+
+
+def _priorities(context: Hashes, reward: Floats, alpha: float) -> Floats:
+    """(|reward − mean of its context| + ε)^α, of mean 1 (Schaul et al. 2016, with the context's mean for a value)."""
+    _, place = np.unique(context, return_inverse=True)
+    mean = np.bincount(place, weights=reward) / np.maximum(np.bincount(place), 1)
+    priority = (np.abs(reward - mean[place]) + CLOSE) ** alpha
+    return np.asarray(priority / priority.mean() if len(priority) else priority)
+
+
+def _balance(kind: Ints, weight: Floats) -> Floats:
+    """What makes the weights of every kind sum to the same, and all of them to what they were."""
+    _, place = np.unique(kind, return_inverse=True)
+    mass = np.bincount(place, weights=weight)
+    return np.asarray((weight.sum() / (len(mass) * mass))[place]) if len(mass) else weight
+
+
+def _split(columns: Columns, rows: Ints, config: DatasetConfig) -> tuple[Ints, tuple[int, ...]]:
+    ends = np.cumsum(config.shares)[:-1]
+    if config.split == "context":
+        place = _mixed(columns.context[rows], config.seed, "split") / 2.0**64  # [0, 1)
+        return np.searchsorted(ends, place, side="right"), ()
+    time = columns.time[rows]
+    marks = np.round(ends * len(time)).astype(np.int64)
+    # Beyond the newest where a share is 0: those that began at the same moment are never parted.
+    cuts = np.array([time[mark] if mark < len(time) else time[-1] + 1 for mark in marks]) if len(time) else marks
+    return np.searchsorted(cuts, time, side="right"), tuple(cuts.tolist())
+
+
+def _shards(columns: Columns, rows: Ints, split: Ints, config: DatasetConfig) -> Ints:
+    many = np.bincount(split, minlength=len(SPLITS))
+    size = np.bincount(split, weights=columns.size[rows], minlength=len(SPLITS))
+    shards = np.maximum(np.ceil(many / config.shard_size), np.ceil(size / SHARD_BYTES)).clip(min=1).astype(np.uint64)
+    return np.asarray(_mixed(columns.context[rows], 0, "shard") % shards[split]).astype(np.int64)
+
+
+def _mixed(context: Hashes, seed: int, purpose: str) -> Hashes:
+    """Hashes independent for each seed and purpose: the last steps of SplitMix64 (Steele et al. 2014)."""
+    salt = int.from_bytes(purpose.encode().ljust(8, b"\0")[:8], "little") ^ (seed * 0x9E3779B97F4A7C15)
+    x = context ^ np.uint64(salt % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))

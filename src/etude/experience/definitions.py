@@ -1,0 +1,327 @@
+"""What a reward is made of, as data: components with a source, a weight and what their raw numbers are compared with.
+
+Sources, all of them the more the better:
+
+completion       1 for success; a failure earns half the share of its subtasks that were done. From 0 to 1.
+efficiency       how little it took: minus the mean logarithm of cost, latency and turns, of those that are known.
+                 Each is counted in a small unit and one is added, so that nothing spent is 0. Compared per problem.
+quality          mean of the outcome's scores; `quality.NAME` is one of them. From 0 to 1.
+feedback         mean of what people said: thumbs up 1, down 0, stars from 0 to 1. From 0 to 1, and often late.
+execution        10·success − 0.1·US cents − 0.01·seconds + 0.1·subtasks done; weights and units are `terms`.
+metadata.NAME    a number or flag in the trajectory's metadata.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from etude.contracts.errors import ConfigError, StoreError
+from etude.contracts.reward import Version
+from etude.contracts.store import ExperienceStore
+from etude.contracts.trajectory import Amount, Name, Trajectory
+from etude.experience.baselines import LARGEST, Method
+
+DEFINITIONS = "reward_definition"
+"""The kind of document that definitions are stored as."""
+
+TERMS: Mapping[str, Mapping[str, float]] = {
+    "execution": {
+        "success": 10.0,
+        "cost": 0.1,
+        "cost_unit_usd": 0.01,
+        "latency": 0.01,
+        "latency_unit_ms": 1000.0,
+        "subtask": 0.1,
+    },
+    "efficiency": {"cost": 1.0, "cost_unit_usd": 1e-4, "latency": 1.0, "latency_unit_ms": 100.0, "turns": 1.0},
+}
+"""Weights and units of the sources that are sums, unless a component says otherwise."""
+
+
+class ComponentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One part of a reward."""
+
+    name: Name
+    source: Name
+    weight: Amount
+    """Against the others'; 0 holds it out."""
+    normalise: Method = "none"
+    """How its raw number is compared with the baseline; `none` takes it as it is."""
+    window: Annotated[int, Meta(ge=10, le=1_000_000)] = 1000
+    """Trajectories that the baseline is made of, the last ones."""
+    per: tuple[Literal["problem", "agent", "group", "tenant"], ...] = ("problem",)
+    """Only trajectories alike in these are compared. There is no policy: a better one would no longer look better."""
+    terms: dict[str, float] = {}
+    """Weights and units of a source that is a sum, in place of the usual ones."""
+
+    def __post_init__(self) -> None:
+        _check_component(self)
+        usual = TERMS.get(self.source, {})
+        msgspec.structs.force_setattr(self, "terms", {**usual, **self.terms})
+
+
+class RewardDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """What a reward is made of. A version says one thing for ever: another content is another version."""
+
+    version: Version
+    name: Name
+    description: str = ""
+    components: Annotated[tuple[ComponentDefinition, ...], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        names = Counter(component.name for component in self.components)
+        if double := [name for name, count in names.items() if count > 1]:
+            raise ConfigError(f"reward definition {self.version}: component {double[0]!r} stands there twice")
+        weight = math.fsum(component.weight for component in self.components)
+        if not 0 < weight < math.inf:
+            raise ConfigError(
+                f"reward definition {self.version}: the weights sum to {weight:g}: give a component a weight above 0"
+            )
+
+    @cached_property
+    def hash(self) -> str:
+        """Of all that is in it, defaults too; how it is described does not matter."""
+        said = msgspec.structs.replace(self, description="")
+        return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()[:16]
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Each component's weight where nothing is missing; they sum to 1."""
+        weight = math.fsum(component.weight for component in self.components)
+        return {component.name: component.weight / weight for component in self.components}
+
+
+def _check_component(component: ComponentDefinition) -> None:
+    family, dot, name = component.source.partition(".")
+    known = [*_SOURCES, *(f"{named}.NAME" for named in _NAMED)]
+    if component.source not in _SOURCES and not (family in _NAMED and dot and name):
+        close = difflib.get_close_matches(component.source, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"component {component.name!r}: unknown source {component.source!r}: {hint}there are {', '.join(known)}"
+        )
+    if component.source == "feedback" and component.normalise != "none":
+        raise ConfigError(
+            f"component {component.name!r}: feedback cannot be normalised by {component.normalise!r}: it is from 0 to "
+            "1 already, and comes too late for a baseline; leave `normalise` out"
+        )
+    usual = TERMS.get(component.source, {})
+    for term, value in component.terms.items():
+        if term not in usual:
+            close = difflib.get_close_matches(term, usual, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ConfigError(
+                f"component {component.name!r}: unknown term {term!r} of {component.source}: {hint}"
+                f"there are {', '.join(usual) or 'none'}"
+            )
+        if not math.isfinite(value) or ("unit" in term and value <= 0):
+            raise ConfigError(f"component {component.name!r}: term {term} is {value}: expected a number; units above 0")
+
+
+class Finding(NamedTuple):
+    """What a source says of a trajectory."""
+
+    raw: float | None
+    why: str
+    measured: str = ""  # as what, where numbers that were measured otherwise cannot be compared
+
+
+Terms = Mapping[str, float]
+
+
+def _completion(trajectory: Trajectory, _said: float | None, _terms: Terms) -> Finding:
+    outcome = trajectory.outcome
+    if outcome.success is None:
+        return Finding(None, "nobody knows whether it was done")
+    if outcome.success:
+        return Finding(1.0, "done")
+    if not outcome.subtasks:
+        return Finding(0.0, outcome.ended if outcome.ended != "done" else "failed")
+    done = min(outcome.subtasks_done or 0, outcome.subtasks)
+    return Finding(0.5 * done / outcome.subtasks, f"failed, {done} of {outcome.subtasks} subtasks done")
+
+
+def _efficiency(trajectory: Trajectory, _said: float | None, terms: Terms) -> Finding:
+    cost, latency_ms, turns = _cost(trajectory), _latency(trajectory), len(trajectory.turns)
+    effort = weight = 0.0
+    measured = []
+    if cost is not None and terms["cost"]:
+        effort += terms["cost"] * math.log1p(cost / terms["cost_unit_usd"])
+        weight += terms["cost"]
+        measured.append("cost")
+    if latency_ms is not None and terms["latency"]:
+        effort += terms["latency"] * math.log1p(latency_ms / terms["latency_unit_ms"])
+        weight += terms["latency"]
+        measured.append("latency")
+    if turns and terms["turns"]:
+        effort += terms["turns"] * math.log1p(turns)
+        weight += terms["turns"]
+        measured.append("turns")
+    if not weight:
+        return Finding(None, "neither cost nor latency nor turns are known")
+    of = "+".join(measured)
+    return Finding(-effort / weight, f"from {of}", of)
+
+
+def _quality(trajectory: Trajectory, _said: float | None, _terms: Terms) -> Finding:
+    scores = trajectory.outcome.quality
+    if not scores:
+        return Finding(None, "the outcome has no quality scores")
+    return Finding(math.fsum(scores.values()) / len(scores), f"mean of {', '.join(scores)}")
+
+
+def _feedback(_trajectory: Trajectory, said: float | None, _terms: Terms) -> Finding:
+    return Finding(said, "nobody said anything" if said is None else "mean of what people said")
+
+
+def _execution(trajectory: Trajectory, _said: float | None, terms: Terms) -> Finding:
+    outcome, cost, latency_ms = trajectory.outcome, _cost(trajectory), _latency(trajectory)
+    if outcome.success is None:
+        return Finding(None, "nobody knows whether it was done")
+    raw = (
+        terms["success"] * outcome.success
+        - terms["cost"] * (cost or 0.0) / terms["cost_unit_usd"]
+        - terms["latency"] * (latency_ms or 0.0) / terms["latency_unit_ms"]
+        + terms["subtask"] * (outcome.subtasks_done or 0)
+    )
+    parts = {"cost": cost, "latency": latency_ms, "subtasks": outcome.subtasks_done}
+    unknown = [part for part, value in parts.items() if value is None]
+    told = "done" if outcome.success else "failed"
+    return Finding(raw, f"{told}, counted as 0: {', '.join(unknown)}" if unknown else told)
+
+
+def _cost(trajectory: Trajectory) -> float | None:
+    """Of the whole; else of its turns, where each tells."""
+    if trajectory.outcome.cost_usd is not None or not trajectory.turns:
+        return trajectory.outcome.cost_usd
+    costs = [turn.cost_usd for turn in trajectory.turns if turn.cost_usd is not None]
+    return sum(costs) if len(costs) == len(trajectory.turns) else None
+
+
+def _latency(trajectory: Trajectory) -> float | None:
+    return trajectory.outcome.latency_ms
+
+
+def _quality_named(name: str, trajectory: Trajectory) -> Finding:
+    score = (trajectory.outcome.quality or {}).get(name)
+    return Finding(score, f"the outcome has no score {name!r}" if score is None else f"the score {name!r}")
+
+
+def _metadata_named(name: str, trajectory: Trajectory) -> Finding:
+    value = (trajectory.metadata or {}).get(name)
+    if not isinstance(value, int | float):
+        return Finding(None, f"the metadata has no number {name!r}")
+    raw = float(value) if -LARGEST <= value <= LARGEST else math.inf  # an integer may be too large for a float
+    return Finding(raw, f"{name!r} in the metadata")
+
+
+Source = Callable[[Trajectory, float | None, Terms], Finding]
+_SOURCES: Mapping[str, Source] = {
+    "completion": _completion,
+    "efficiency": _efficiency,
+    "quality": _quality,
+    "feedback": _feedback,
+    "execution": _execution,
+}
+_NAMED: Mapping[str, Callable[[str, Trajectory], Finding]] = {"quality": _quality_named, "metadata": _metadata_named}
+
+
+def source_of(name: str) -> Source:
+    if name in _SOURCES:
+        return _SOURCES[name]
+    family, _, rest = name.partition(".")
+    named = _NAMED[family]
+    return lambda trajectory, _said, _terms: named(rest, trajectory)
+
+
+_DOCUMENT = (
+    ComponentDefinition(name="completion", source="completion", weight=0.40),
+    ComponentDefinition(name="efficiency", source="efficiency", weight=0.20, normalise="zscore"),
+    ComponentDefinition(name="quality", source="quality", weight=0.15),
+    ComponentDefinition(name="feedback", source="feedback", weight=0.25),
+)
+
+BUILT_IN: Mapping[int, RewardDefinition] = {
+    1: RewardDefinition(
+        version=1,
+        name="balanced",
+        description="completion, efficiency against the problem's baseline, quality and feedback",
+        components=_DOCUMENT,
+    ),
+    2: RewardDefinition(
+        version=2,
+        name="execution",
+        description="what carrying out earned, in points: success, cost, latency, subtasks",
+        components=(ComponentDefinition(name="execution", source="execution", weight=1.0),),
+    ),
+    3: RewardDefinition(
+        version=3,
+        name="audited",
+        description="balanced, with efficiency between the lowest and the highest, and execution held out as an audit",
+        components=(
+            *(msgspec.structs.replace(c, normalise="minmax") if c.name == "efficiency" else c for c in _DOCUMENT),
+            ComponentDefinition(name="execution", source="execution", weight=0.0),
+        ),
+    ),
+}
+
+
+def read_definition(tree: Any, *, origin: str) -> RewardDefinition:
+    """From what a YAML or JSON file holds; ConfigError says what is wrong with it."""
+    try:
+        return msgspec.convert(tree, RewardDefinition)
+    except msgspec.ValidationError as error:
+        fields = (*RewardDefinition.__struct_fields__, *ComponentDefinition.__struct_fields__)
+        unknown = re.search("unknown field `(.+?)`", str(error))
+        close = difflib.get_close_matches(unknown[1], fields, n=1) if unknown else []
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{origin}: not a reward definition: {error}{hint}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from error
+
+
+def definitions(store: ExperienceStore) -> dict[int, RewardDefinition]:
+    """By version. A stored one counts even where a later Etude has another built in: its rewards were made by it."""
+    found = dict(BUILT_IN)
+    for key, body in store.documents(DEFINITIONS).items():
+        try:
+            definition = msgspec.json.decode(body, type=RewardDefinition)
+        except (msgspec.DecodeError, ConfigError) as error:
+            raise StoreError(
+                f"the stored reward definition {key!r} cannot be read ({error}): a newer Etude may have written it; "
+                "upgrade this one"
+            ) from error
+        found[definition.version] = definition
+    return dict(sorted(found.items()))
+
+
+def find_definition(store: ExperienceStore, version: int) -> RewardDefinition:
+    found = definitions(store)
+    if version not in found:
+        raise ConfigError(
+            f"there is no reward definition of version {version}: there are {', '.join(map(str, found))}; "
+            "`etude reward add FILE` adds one"
+        )
+    return found[version]
+
+
+def add_definition(store: ExperienceStore, definition: RewardDefinition) -> None:
+    """Keep it; again is harmless. ConfigError where its version already says something else."""
+    known = definitions(store)
+    kept = known.get(definition.version)
+    if kept is not None and kept.hash != definition.hash:
+        raise ConfigError(
+            f"reward definition {definition.version} is {kept.name!r} ({kept.hash}), and this one ({definition.hash}) "
+            f"says something else: a version never changes; give it the version {max(known) + 1}"
+        )
+    store.put(DEFINITIONS, f"{definition.version:09d}", msgspec.json.encode(definition))

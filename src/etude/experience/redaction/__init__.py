@@ -1,0 +1,1 @@
+"""What must not be stored, found in linear time: one module per family of findings."""

@@ -1,0 +1,192 @@
+"""Decisions as they were logged: what learners from logs take, part by part, and how a policy looks beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Generator, Tensor
+
+from etude.contracts.errors import DataError
+from etude.learning.checkpoint import under
+from etude.problems.base import Action, Evaluation, Obs, Policy
+
+ROUNDING = 1e-4
+"""How far above 0 the logarithm of a probability may lie."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logged:
+    """Decisions as they were logged, flat: rows in the order of trajectories and, within one, of time."""
+
+    obs: Obs  # (N, …)
+    action: Action  # (N, …)
+    log_propensity: Tensor  # (N,) of what was chosen, all parts together
+    trajectory: Tensor  # (N,) long 0 … M−1, non-decreasing
+    reward: Tensor  # (M,) of the whole trajectory: only its total is known
+    context: Tensor  # (M,) long: trajectories that answer the same request share a number
+    eligible: Tensor  # (N,) log of how many joint actions could have been chosen; nan where unknown
+
+    def __len__(self) -> int:
+        """Decisions."""
+        return len(self.trajectory)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(M,) decisions of each trajectory."""
+        return torch.bincount(self.trajectory, minlength=len(self.reward))
+
+    def rows(self, trajectories: Tensor) -> Tensor:
+        """The rows of these trajectories, one trajectory after the other."""
+        lengths = self.lengths
+        many, start = lengths[trajectories], (lengths.cumsum(0) - lengths)[trajectories]
+        ahead = torch.arange(int(many.sum()), device=many.device) - (many.cumsum(0) - many).repeat_interleave(many)
+        return start.repeat_interleave(many) + ahead
+
+    def at(self, rows: Tensor) -> tuple[Obs, Action]:
+        obs, action = ({name: x[rows] for name, x in part.items()} for part in (self.obs, self.action))
+        return obs, action
+
+    def only(self, trajectories: Tensor) -> Logged:
+        """These trajectories, in this order."""
+        rows = self.rows(trajectories)
+        obs, action = self.at(rows)
+        number = torch.arange(len(trajectories), device=rows.device)
+        return Logged(
+            obs=obs,
+            action=action,
+            log_propensity=self.log_propensity[rows],
+            trajectory=number.repeat_interleave(self.lengths[trajectories]),
+            reward=self.reward[trajectories],
+            context=self.context[trajectories],
+            eligible=self.eligible[rows],
+        )
+
+    def check(self) -> None:
+        """DataError where numbers cannot be propensities, or a reward is none."""
+        log_p = self.log_propensity
+        wrong = {"no numbers": log_p.isnan(), "0 or below": log_p == -torch.inf, "above 1": log_p > ROUNDING}
+        found = [f"{int(which.sum())} are {name}" for name, which in wrong.items() if which.any()]
+        if found:
+            raise DataError(
+                f"of {len(self)} logged propensities {', '.join(found)}: expected the probability in (0, 1] with which "
+                "each action was chosen; leave these trajectories out, or log what the policy drew with"
+            )
+        bad = int((~self.reward.isfinite()).sum())
+        if bad:
+            raise DataError(f"{bad} of {len(self.reward)} trajectories have no finite reward: leave them out")
+
+
+Shards = Callable[[], Iterator[Logged]]
+"""Begins a pass over the data, part by part. Each part fits into memory and has all trajectories of its contexts;
+nothing of a part is used once the next is asked for."""
+
+
+class StopReason(StrEnum):
+    """Why learning from logs ended."""
+
+    EPOCHS = "epochs"  # the passes are used up
+    OVERLAP = "overlap"  # too little of the logs speaks of what the policy does by now
+    DISTANCE = "distance"  # the policy is too far from who logged
+    STALE = "stale"  # the estimate on held-out logs stopped rising
+
+
+def batches(logged: Logged, decisions: int, generator: Generator) -> Iterator[Tensor]:
+    """All trajectories in random order, in groups of about so many decisions."""
+    order = torch.randperm(len(logged.reward), generator=generator, device=generator.device)
+    group = (logged.lengths[order].cumsum(0) - 1) // decisions
+    yield from order.split(torch.bincount(group).tolist())
+
+
+@torch.no_grad()
+def evaluated(policy: Policy, logged: Logged, *, minibatch: int) -> Evaluation:
+    """What the policy makes of every decision now, (N,) each."""
+    policy.train(False)
+    rows = torch.arange(len(logged), device=logged.trajectory.device)
+    found = [policy.evaluate(*logged.at(some)) for some in rows.split(minibatch)]
+    return Evaluation(
+        log_prob=torch.cat([e.log_prob for e in found]),
+        entropy=torch.cat([e.entropy for e in found]),
+        value=torch.cat([e.value for e in found]),
+    )
+
+
+def per_trajectory(x: Tensor, logged: Logged) -> Tensor:
+    """Sums (M,) of what decisions (N,) have."""
+    return torch.zeros(len(logged.reward), dtype=x.dtype, device=x.device).index_add(0, logged.trajectory, x)
+
+
+def trajectory_ratio(log_ratio: Tensor, logged: Logged) -> Tensor:
+    """(N,) the ratio of each decision's whole trajectory, as the geometric mean over its decisions.
+
+    A product over ten decisions is 0 or huge; per decision it still says which trajectories the policy would choose.
+    """
+    mean = per_trajectory(log_ratio, logged) / logged.lengths.clamp(min=1)
+    return mean.exp()[logged.trajectory]
+
+
+def leave_one_out(logged: Logged) -> tuple[Tensor, Tensor]:
+    """(M,) each trajectory's reward less the mean of the others of its context, and which have others at all."""
+    _, place = logged.context.unique(return_inverse=True)
+    count = torch.bincount(place).to(logged.reward.dtype)
+    total = torch.zeros_like(count).index_add(0, place, logged.reward)
+    others = (count - 1)[place]
+    return (logged.reward - (total[place] - logged.reward) / others.clamp(min=1)) * (others > 0), others > 0
+
+
+def effective_share(weight: Tensor) -> Tensor:
+    """Of a sample with these importance weights: the share that would be as precise without weights (Kish, 1965)."""
+    return weight.sum() ** 2 / (len(weight) * (weight**2).sum()).clamp(min=1e-30)
+
+
+def distance(log_ratio: Tensor) -> Tensor:
+    """KL divergence of the policy from who logged, nats a decision, from log-ratios (N,): unbiased, never negative."""
+    ratio = log_ratio.clamp(max=20).exp()
+    return (ratio * log_ratio - (ratio - 1)).mean()
+
+
+@torch.no_grad()
+def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibatch: int) -> dict[str, float]:
+    """What the policy would earn, to first order: what was earned, and the advantage within its context of what it
+    would choose more often. With the effective share of the decisions and the distance from who logged."""
+    log_ratios, values = [], []
+    for logged in shards():
+        log_ratio = evaluated(policy, logged, minibatch=minibatch).log_prob - logged.log_propensity
+        advantage, counts = leave_one_out(logged)
+        more = (log_ratio.exp().clamp(max=truncation) - 1) * advantage[logged.trajectory]
+        log_ratios.append(log_ratio)
+        values.append((logged.reward + per_trajectory(more, logged))[counts])
+    log_ratio = torch.cat(log_ratios)
+    return {
+        "estimate": float(torch.cat(values).mean()),
+        "held_out_ess": float(effective_share(log_ratio.exp())),
+        "held_out_kl": float(distance(log_ratio)),
+    }
+
+
+class Best:
+    """The weights with the best estimate on held-out logs, and for how many passes there was no better one."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.score, self.stale = policy, -torch.inf, 0
+        self.weights: dict[str, Tensor] = {}
+
+    def see(self, score: float) -> None:
+        self.stale = 0 if score > self.score else self.stale + 1
+        if not self.stale:
+            self.score = score
+            self.weights = {name: value.detach().clone() for name, value in self.policy.state_dict().items()}
+
+    def restore(self) -> None:
+        if self.weights:
+            self.policy.load_state_dict(self.weights)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        told = {"score": torch.tensor(self.score, dtype=torch.float64), "stale": torch.tensor(self.stale)}
+        return told | {f"weights.{name}": value for name, value in self.weights.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.score, self.stale = float(state["score"]), int(state["stale"])
+        self.weights = under("weights.", state)

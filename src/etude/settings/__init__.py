@@ -1,0 +1,1 @@
+"""What can be set, read from every source."""

@@ -1,0 +1,300 @@
+"""Learning from logs on a problem whose best return is known: each algorithm gets there from a mediocre logger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from etude.contracts.errors import DataError
+from etude.learning.dpo import DPO, DPOConfig, mined
+from etude.learning.logged import Logged, StopReason, effective_share, leave_one_out
+from etude.learning.logged_ppo import LoggedPPO, LoggedPPOConfig, doubly_robust
+from etude.learning.rloo import RLOO, RLOOConfig
+from etude.problems.base import Action, Decision, Evaluation, Obs
+from etude.problems.distributions import masked, sample_categorical
+
+KINDS, CHOICES = 6, 5
+"""A request is of a kind and is answered in two steps, each with one of five choices, some of which are illegal."""
+
+
+def best(kind: Tensor, step: Tensor, first: Tensor) -> Tensor:
+    """The right choice; at the second step it depends on what was chosen first."""
+    return torch.where(step == 0, kind % CHOICES, (kind + first + 1) % CHOICES)
+
+
+def legal(kind: Tensor, step: Tensor, first: Tensor) -> Tensor:
+    """(n, choices): all but one, never the right one."""
+    away = (best(kind, step, first) + 1 + kind % (CHOICES - 1)) % CHOICES
+    return ~F.one_hot(away, CHOICES).bool()
+
+
+class Small(nn.Module):
+    """A Policy over the two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(KINDS * (CHOICES + 1), 64), nn.Tanh())
+        self.scores, self.worth = nn.Linear(64, CHOICES), nn.Linear(64, 1)
+
+    def _read(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        place = obs["kind"] * (CHOICES + 1) + torch.where(obs["step"] == 0, CHOICES, obs["first"])
+        h = self.body(F.one_hot(place, KINDS * (CHOICES + 1)).float())
+        return masked(self.scores(h), obs["legal"]).log_softmax(1), self.worth(h)[:, 0]
+
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+        log_p, value = self._read(obs)
+        chosen = log_p.argmax(1) if greedy else sample_categorical(log_p, generator)
+        return Decision(action={"choice": chosen}, log_prob=log_p.gather(1, chosen[:, None])[:, 0], value=value)
+
+    def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
+        return self.act(obs, greedy=greedy, generator=generator).action
+
+    def evaluate(self, obs: Obs, action: Action) -> Evaluation:
+        log_p, value = self._read(obs)
+        entropy = -(log_p.exp() * log_p.clamp(min=-1e9)).sum(1)
+        return Evaluation(log_prob=log_p.gather(1, action["choice"][:, None])[:, 0], entropy=entropy, value=value)
+
+    def value(self, obs: Obs) -> Tensor:
+        return self._read(obs)[1]
+
+    def observed(self, obs: Obs) -> None:
+        pass
+
+
+Chooser = Callable[[Obs, Generator], tuple[Tensor, Tensor]]
+"""Observations to choices and their log-probabilities, (n,) both."""
+
+
+def by(policy: Small) -> Chooser:
+    def choose(obs: Obs, luck: Generator) -> tuple[Tensor, Tensor]:
+        decision = policy.act(obs, generator=luck)
+        return decision.action["choice"], decision.log_prob
+
+    return choose
+
+
+def mostly_greedy(policy: Small, share: float) -> Chooser:
+    """The most probable choice, but for a share that is uniform over what is legal."""
+
+    def choose(obs: Obs, luck: Generator) -> tuple[Tensor, Tensor]:
+        top = policy.choose(obs, greedy=True)["choice"]
+        lot = torch.multinomial(obs["legal"].float(), 1, generator=luck)[:, 0]
+        chosen = torch.where(torch.rand(len(top), generator=luck) < share, lot, top)
+        return chosen, ((1 - share) * (chosen == top) + share / obs["legal"].sum(1)).log()
+
+    return choose
+
+
+@torch.no_grad()
+def play(choose: Chooser, *, contexts: int, executions: int, seed: int) -> Logged:
+    """Each right choice earns 1, with noise; 2 is the best an answer can earn on average."""
+    luck = Generator().manual_seed(seed)
+    context = torch.arange(contexts).repeat_interleave(executions)
+    kind = torch.randint(KINDS, (contexts,), generator=luck)[context]
+    n, first, seen = len(kind), torch.zeros(len(context), dtype=torch.long), []
+    reward = torch.randn(n, generator=luck)
+    for number in range(2):
+        step = torch.full_like(kind, number)
+        obs = {"kind": kind, "step": step, "first": first, "legal": legal(kind, step, first)}
+        choice, log_p = choose(obs, luck)
+        reward = reward + (choice == best(kind, step, first))
+        seen.append((obs, choice, log_p))
+        first = choice
+
+    def flat(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts, 1).flatten(0, 1)
+
+    return Logged(
+        obs={name: flat([obs[name] for obs, _, _ in seen]) for name in seen[0][0]},
+        action={"choice": flat([choice for _, choice, _ in seen])},
+        log_propensity=flat([log_p for _, _, log_p in seen]),
+        trajectory=torch.arange(n).repeat_interleave(2),
+        reward=reward,
+        context=context,
+        eligible=torch.full((2 * n,), CHOICES - 1.0).log(),
+    )
+
+
+@torch.no_grad()
+def worth(policy: Small) -> float:
+    """The mean return of its most probable choices, exactly."""
+    kind = torch.arange(KINDS)
+    first, total = torch.zeros_like(kind), torch.zeros(KINDS)
+    for number in range(2):
+        step = torch.full_like(kind, number)
+        obs = {"kind": kind, "step": step, "first": first, "legal": legal(kind, step, first)}
+        choice = policy.choose(obs, greedy=True)["choice"]
+        total, first = total + (choice == best(kind, step, first)), choice
+    return float(total.mean())
+
+
+def untrained(seed: int) -> Small:
+    torch.manual_seed(seed)
+    return Small()
+
+
+Learner = LoggedPPO | RLOO | DPO
+LEARNERS: dict[str, Callable[[Small], Learner]] = {
+    "ppo": lambda policy: LoggedPPO(policy, LoggedPPOConfig(epochs=25, minibatch=512, lr=0.01, patience=25)),
+    "rloo": lambda policy: RLOO(policy, RLOOConfig(epochs=25, minibatch=512, lr=0.01, patience=25)),
+    "dpo": lambda policy: DPO(policy, DPOConfig(epochs=15, minibatch=256, lr=0.01, patience=15)),
+}
+
+
+def taught(make: Callable[[Small], Learner], *parts: Logged, seed: int = 0) -> Small:
+    policy = untrained(seed)
+    for _ in make(policy).run(lambda: iter(parts)):
+        pass
+    return policy
+
+
+@pytest.fixture(scope="module")
+def logs() -> Logged:
+    """4,000 answers of an untrained policy, four to each request."""
+    return play(by(untrained(1)), contexts=1000, executions=4, seed=0)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_it_finds_the_best_choices_in_logs_of_a_mediocre_policy(name: str, logs: Logged) -> None:
+    assert float(logs.reward.mean()) < 0.8
+    assert worth(taught(LEARNERS[name], logs)) >= 0.95 * 2
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_it_begins_with_any_policy_that_the_logs_cover(name: str, logs: Logged) -> None:
+    """Yesterday's policy need not be who logged."""
+    assert worth(taught(LEARNERS[name], logs, seed=7)) >= 0.95 * 2
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_same_seed_gives_the_same_weights(name: str, logs: Logged) -> None:
+    some = logs.only(torch.arange(800))
+    first, second = (taught(LEARNERS[name], some).state_dict() for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_parts_teach_as_the_whole_does(name: str, logs: Logged) -> None:
+    halves = (logs.only(torch.arange(2000)), logs.only(torch.arange(2000, 4000)))
+    assert worth(taught(LEARNERS[name], *halves)) == pytest.approx(worth(taught(LEARNERS[name], logs)), abs=0.05)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_run_goes_on_where_it_stopped(name: str, logs: Logged) -> None:
+    some, aside = logs.only(torch.arange(600)), logs.only(torch.arange(600, 800))
+
+    def begun(learner: Learner) -> Iterator[dict[str, float]]:
+        return learner.run(lambda: iter([some]), lambda: iter([aside]))
+
+    whole = LEARNERS[name](untrained(0))
+    steps = begun(whole)
+    for _ in range(2):
+        next(steps)
+    saved, weights = copied(whole.state_dict()), copied(whole.policy.state_dict())
+    told = [next(steps) for _ in range(2)]
+
+    resumed = LEARNERS[name](untrained(5))
+    resumed.policy.load_state_dict(weights)
+    resumed.load_state_dict(saved)
+    again = begun(resumed)
+    assert [next(again) for _ in range(2)] == told
+    assert all(torch.equal(value, resumed.policy.state_dict()[key]) for key, value in whole.policy.state_dict().items())
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in state.items()}
+
+
+def test_contexts_of_one_are_left_out_and_counted(logs: Logged) -> None:
+    alone = replace(logs.only(torch.arange(10)), context=torch.tensor([0, 0, 0, 0, 1, 1, 2, 3, 4, 5]))
+    policy = untrained(0)
+    metrics = next(RLOO(policy, RLOOConfig(minibatch=16)).run(lambda: iter([alone])))
+    assert metrics["left_out"] == 4
+    with pytest.raises(DataError, match="all 4 trajectories are alone"):
+        next(RLOO(policy, RLOOConfig()).run(lambda: iter([alone.only(torch.arange(6, 10))])))
+
+
+def test_leave_one_out_compares_with_the_others(logs: Logged) -> None:
+    some = replace(logs.only(torch.arange(4)), reward=torch.tensor([1.0, 2, 6, 5]), context=torch.tensor([0, 0, 0, 1]))
+    advantage, counts = leave_one_out(some)
+    assert advantage.tolist() == [1 - 4, 2 - 3.5, 6 - 1.5, 0]
+    assert counts.tolist() == [True, True, True, False]
+
+
+def test_truncation_bounds_the_weight_of_what_was_hardly_ever_logged(logs: Logged) -> None:
+    """A trajectory whose logged propensities are a thousandth of what they were moves the policy no more than twice."""
+    some = logs.only(torch.arange(400))
+    rare = replace(some, log_propensity=some.log_propensity - 7 * (some.trajectory == 0))
+
+    def moved(part: Logged, truncation: float) -> Tensor:
+        policy = untrained(1)
+        before = torch.cat([p.detach().flatten() for p in policy.parameters()])
+        config = RLOOConfig(epochs=1, minibatch=10_000, truncation=truncation, max_grad_norm=1e9, lr=1e-3)
+        learner = RLOO(policy, config)
+        learner.optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)  # type: ignore[assignment]  # moves by the gradient
+        next(learner.run(lambda: iter([part])))
+        return torch.cat([p.detach().flatten() for p in policy.parameters()]) - before
+
+    usual = moved(some, 2.0)
+    assert float((moved(rare, 2.0) - usual).norm()) < 0.2 * float(usual.norm())
+    assert float((moved(rare, 1e9) - usual).norm()) > float(usual.norm())
+
+
+def test_the_effective_share_is_that_of_equal_weights() -> None:
+    assert float(effective_share(torch.ones(10))) == pytest.approx(1.0)
+    assert float(effective_share(torch.tensor([1.0] * 5 + [0.0] * 5))) == pytest.approx(0.5)
+
+
+def test_the_doubly_robust_estimate_corrects_values_by_what_they_got_wrong(logs: Logged) -> None:
+    one = replace(logs.only(torch.tensor([0])), reward=torch.tensor([5.0]))
+    value, ratio = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.5])
+    second = 0.5 * (5 - 2)
+    assert doubly_robust(one, one.reward, value, ratio, 2.0).tolist() == [1 + 2 * (2 - 1) + 1 * second]
+
+
+def test_the_doubly_robust_estimate_of_who_logged_is_what_was_earned(logs: Logged) -> None:
+    found = doubly_robust(logs, logs.reward, torch.randn(len(logs)), torch.ones(len(logs)), 2.0)
+    assert torch.allclose(found, logs.reward, atol=1e-5)
+
+
+def test_it_stops_where_the_logs_no_longer_speak_of_it(logs: Logged) -> None:
+    learner = LoggedPPO(untrained(0), LoggedPPOConfig(epochs=50, minibatch=512, lr=0.02, min_ess=0.6))
+    passes = list(learner.run(lambda: iter([logs])))
+    assert learner.stopped is StopReason.OVERLAP
+    assert len(passes) < 50
+    assert passes[-1]["ess"] < 0.6
+
+
+def test_preferences_of_people_teach_without_rewards(logs: Logged) -> None:
+    """Rewards are all the same here; who is preferred is told."""
+    flat = replace(logs, reward=torch.zeros_like(logs.reward))
+    policy = untrained(0)
+    with pytest.raises(DataError, match="no two trajectories"):
+        next(DPO(policy, DPOConfig()).run(lambda: iter([flat])))
+    pairs = mined(logs, DPOConfig(margin=0.5), Generator().manual_seed(0))
+    learner = DPO(policy, DPOConfig(epochs=15, minibatch=256, lr=0.01))
+    for _ in learner.run(lambda: iter([flat]), preferences=[pairs]):
+        pass
+    assert worth(policy) >= 0.95 * 2
+
+
+def test_mined_pairs_share_a_context_and_differ_by_the_margin(logs: Logged) -> None:
+    pairs = mined(logs, DPOConfig(pairs=2, margin=1.5), Generator().manual_seed(0))
+    assert torch.equal(logs.context[pairs[:, 0]], logs.context[pairs[:, 1]])
+    assert bool((logs.reward[pairs[:, 0]] - logs.reward[pairs[:, 1]] > 1.5).all())
+    assert int(torch.bincount(logs.context[pairs[:, 0]]).max()) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(float("nan"), "3 are no numbers"), (-torch.inf, "3 are 0 or below"), (0.5, "3 are above 1")]
+)
+def test_numbers_that_are_no_propensities_are_refused(value: float, told: str, logs: Logged) -> None:
+    wrong = logs.log_propensity.clone()
+    wrong[[5, 50, 500]] = value
+    with pytest.raises(DataError, match=f"of 8000 logged propensities {told}"):
+        next(RLOO(untrained(0), RLOOConfig()).run(lambda: iter([replace(logs, log_propensity=wrong)])))

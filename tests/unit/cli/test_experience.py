@@ -1,0 +1,254 @@
+"""`etude ingest` and `etude experience`, as somebody would use them, with what `etude.task` collects beside them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etude as package
+from etude.bootstrap import experience as wiring
+from etude.bootstrap import ingesting
+from etude.contracts.examples import EXAMPLES
+from etude.contracts.subjects import encode
+from etude.contracts.trajectory import Feedback, Trajectory
+from tests.servers.nats import NatsServer
+from tests.tiny import etude, refused, told_json
+
+NOW = datetime(2026, 11, 16, 8, 0, tzinfo=UTC)
+BASE: dict[str, Any] = json.loads(encode(EXAMPLES[Trajectory])) | {"time": "2026-11-15T08:00:00Z"}
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(wiring, "now", lambda: NOW + timedelta(hours=1))
+    yield
+    for collector in wiring._collectors.values():
+        collector.bus.close()
+    wiring._collectors.clear()
+
+
+def write(path: str, *records: Any) -> Path:
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    Path(path).write_text("\n".join(lines) + "\n", "utf-8")
+    return Path(path)
+
+
+def a_trajectory(number: int, **changes: Any) -> dict[str, Any]:
+    return BASE | {"id": f"t-{number}", "user": f"u{number % 3}", "task": f"request {number % 4}"} | changes
+
+
+def test_a_file_is_taken_in_once(capsys: pytest.CaptureFixture[str]) -> None:
+    feedback = json.loads(encode(EXAMPLES[Feedback])) | {"trajectory_id": "t-1", "stars": 1, "thumbs": "down"}
+    file = write("events.jsonl", *(a_trajectory(i) for i in range(20)), "nonsense", feedback)
+    first = told_json(capsys, "ingest", file)
+    assert (first["new"], first["dead_letters"]) == (21, 1)
+    assert any("JSON" in reason for reason in first["reasons"])
+    again = told_json(capsys, "ingest", file)
+    assert again["duplicate"] == 21
+    stats = told_json(capsys, "experience", "stats")
+    assert (stats["trajectories"], stats["users"], stats["dead_letters"]) == (20, 3, 1)
+    assert stats["rewards"] == 21  # one of them revised
+    letters = told_json(capsys, "experience", "dead-letters")
+    assert [letter["body"] for letter in letters] == ["nonsense"]
+
+
+def test_what_stands_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    file = write("events.jsonl", a_trajectory(1), a_trajectory(2, outcome={"success": False}), "[]")
+    shown_by: list[tuple[tuple[str | Path, ...], tuple[str, ...]]] = [
+        (("ingest", file), ("new", "dead letter", "experience dead-letters")),
+        (("experience", "stats"), ("2 trajectories", "success", "failure", "1 dead letters")),
+        (("experience", "list"), ("t-1", "t-2")),
+        (("experience", "list", "--limit", "1"), ("more: --after",)),
+        (("experience", "show", "t-1"), ("request 1", "propensity 0.62", "reward", "redacted")),
+        (("experience", "dead-letters"), ("Expected `object`",)),
+        (("experience", "stats", "--where", "user=nobody"), ("no trajectories where user=nobody",)),
+        (("experience", "opt-out", "--user", "u2"), ("nothing is kept",)),
+        (("experience", "expire", "--days", "0.5"), ("2 trajectories older",)),
+    ]
+    for command, shown in shown_by:
+        capsys.readouterr()
+        assert etude(*command) == 0
+        out = capsys.readouterr().out
+        for words in shown:
+            assert words in out, (command, out)
+
+
+def test_pages_lead_through_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    etude("ingest", write("events.jsonl", *(a_trajectory(i) for i in range(7))))
+    seen: list[str] = []
+    after: list[str] = []
+    while True:
+        page = told_json(capsys, "experience", "list", "--limit", "3", *after)
+        seen += [row["id"] for row in page["rows"]]
+        if page["next"] is None:
+            break
+        after = ["--after", page["next"]]
+    assert sorted(seen) == [f"t-{i}" for i in range(7)]
+
+
+def test_what_is_exported_can_be_taken_in_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etude("ingest", write("events.jsonl", *(a_trajectory(i) for i in range(6))))
+    assert etude("experience", "export", "--where", "user=u1", "--out", "u1.jsonl") == 0
+    monkeypatch.setenv("ETUDE_EXPERIENCE__FOLDER", "elsewhere")
+    assert told_json(capsys, "ingest", "u1.jsonl")["new"] == 2
+    assert {row["user"] for row in told_json(capsys, "experience", "list")["rows"]} == {"u1"}
+
+
+def test_a_user_is_forgotten_everywhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    secret = "nobody else says quixotic-marmalade"
+    etude("ingest", write("events.jsonl", *(a_trajectory(i) for i in range(30)), a_trajectory(99, task=secret)))
+    assert etude("dataset", "create", "--problem", "workflow", "--out", "d") == 0
+    with package.task(secret, user="u0"):
+        ...
+    told = told_json(capsys, "experience", "forget", "--user", "u0")
+    assert told["trajectories"] == 12
+    assert list(told["datasets"].values()) == [11]
+    assert told_json(capsys, "experience", "stats")["users"] == 2
+    for file in (*Path(".etude").rglob("*"), *Path("d").rglob("*")):
+        if file.is_file():
+            assert b"quixotic-marmalade" not in file.read_bytes(), file
+    assert etude("dataset", "verify", "d") == 0
+    assert told_json(capsys, "ingest", "events.jsonl")["forgotten"] == 11
+    assert told_json(capsys, "experience", "forget", "--user", "u0")["trajectories"] == 0
+    assert "forgotten on its user's request" in refused(capsys, "experience", "show", "t-99")
+
+
+def test_forgetting_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    etude("ingest", write("events.jsonl", a_trajectory(1)))
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: (_ for _ in ()).throw(SystemExit(1)))
+    assert etude("experience", "forget", "--user", "u1") == 1
+    assert told_json(capsys, "experience", "stats")["trajectories"] == 1
+    assert etude("experience", "forget", "--user", "u1", "--yes") == 0
+    assert told_json(capsys, "experience", "stats")["trajectories"] == 0
+
+
+def test_who_opted_out_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    etude("experience", "opt-out", "--user", "u1")
+    with package.task("hello", user="u1") as task:
+        assert task.decide("tone", eligible=["a", "b"]).action in ("a", "b")
+    assert not task.collected
+    assert told_json(capsys, "ingest", write("events.jsonl", a_trajectory(1), a_trajectory(2)))["opted_out"] == 1
+    assert told_json(capsys, "experience", "stats")["trajectories"] == 1
+    etude("experience", "opt-out", "--user", "u1", "--undo")
+    assert told_json(capsys, "ingest", "events.jsonl")["new"] == 1
+
+
+def test_dead_letters_are_replayed_when_they_can_be_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = a_trajectory(1) | {"type": "agent.rl.trajectory.v2", "instruction": "tidy up"}
+    told = told_json(capsys, "ingest", write("events.jsonl", newer))
+    assert told["dead_letters"] == 1
+    assert "upgrade it" in next(iter(told["reasons"]))
+    again = told_json(capsys, "experience", "replay-dead-letters")
+    assert again == {"replayed": 1, "dead_letter": 1}
+    ahead = a_trajectory(2) | {"time": (NOW + timedelta(days=2)).isoformat()}
+    told_json(capsys, "ingest", write("ahead.jsonl", ahead))
+    monkeypatch.setattr(wiring, "now", lambda: NOW + timedelta(days=2))
+    assert told_json(capsys, "experience", "replay-dead-letters") == {"replayed": 2, "new": 1, "dead_letter": 1}
+
+
+def test_the_hook_and_the_commands_meet(capsys: pytest.CaptureFixture[str]) -> None:
+    with package.task("mail ana@example.com", user="u1", group="free") as task:
+        choice = task.decide("tone", {"hour": 9}, eligible=["formal", "casual"])
+        task.turn(observation="a draft", action=choice, result="sent")
+    assert package.feedback(task.id, thumbs="up", stars=5)
+    story = told_json(capsys, "experience", "show", task.id)
+    assert story["trajectory"]["task"] == "mail [EMAIL_1]"
+    assert [reward.get("revision", 0) for reward in story["rewards"]] == [0, 1]
+    assert told_json(capsys, "reward", "explain", task.id)["reward"]["trajectory_id"] == task.id
+
+
+def test_a_workflow_is_decided_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    with package.task("Summarise the report and mail it to Bob") as task:
+        plan = task.decide("workflow", {"instruction": "Summarise the report and mail it to Bob"})
+        task.turn(action=plan, result="done")
+    assert plan.policy == "rules"
+    assert [set(node) for node in plan.action] == [{"task_type", "worker", "dependencies"}] * len(plan.action)
+    story = told_json(capsys, "experience", "show", task.id)
+    logged = story["trajectory"]["decisions"]
+    assert len(logged) == len(plan.action) + 1  # and stop
+    assert all(decision["propensity"] == 1.0 and decision["eligible"] for decision in logged)
+
+
+def test_execution_logs_are_trajectories(capsys: pytest.CaptureFixture[str]) -> None:
+    assert etude("collect", "--num-executions", "8", "--explore", "0.2", "--out", "logs") == 0
+    assert told_json(capsys, "ingest", "logs/executions.jsonl")["new"] == 8
+    stats = told_json(capsys, "experience", "stats")
+    assert stats["groups"][0]["policy"] == "rules+0.2"
+    assert stats["decisions"] > 20
+    Path("logs/catalogue.json").unlink()
+    assert "catalogue.json: does not exist" in refused(capsys, "ingest", "logs/executions.jsonl")
+
+
+def test_large_files_are_redacted_on_all_cores(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingesting, "WORTH", 10_000)
+    monkeypatch.setattr(ingesting, "BATCH", 7)
+    lines = [a_trajectory(i, task=f"mail person{i}@example.com") for i in range(60)]
+    told = told_json(capsys, "ingest", write("events.jsonl", *lines[:30], "nonsense", *lines[30:]))
+    assert (told["new"], told["dead_letters"]) == (60, 1)
+    tasks = {json.loads(line)["task"] for line in exported(capsys)}
+    assert tasks == {"mail [EMAIL_1]"}
+
+
+def exported(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert etude("experience", "export", "--out", "all.jsonl") == 0
+    return Path("all.jsonl").read_text().splitlines()
+
+
+def test_mistakes_are_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "there is no such file" in refused(capsys, "ingest", "nowhere.jsonl")
+    assert "there is no trajectory 'x'" in refused(capsys, "experience", "show", "x")
+    assert "did you mean 'problem='" in refused(capsys, "experience", "stats", "--where", "problm=a")
+    assert "retention_days" in refused(capsys, "experience", "expire")
+    for variable, value, told in [
+        ("BUS", "kafka://x", "expected `embedded` or nats://"),
+        ("STORE", "postgres://x", "expected `embedded` or"),
+        ("KEEP_KINDS", "[shoe]", "expected some of"),
+        ("MAX_AHEAD_S", "-1", "experience.max_ahead_s is -1"),
+        ("BUSS", "x", "did you mean 'experience.bus'"),
+    ]:
+        with monkeypatch.context() as changed:
+            changed.setenv(f"ETUDE_EXPERIENCE__{variable}", value)
+            assert told in refused(capsys, "ingest", write("e.jsonl", a_trajectory(1))), variable
+
+
+def test_three_lines_bring_it_to_a_broker(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats", sync=False)
+    try:
+        Path("etude.yaml").write_text(f"experience:\n  bus: {server.url}\n")
+        file = write("events.jsonl", *(a_trajectory(i) for i in range(10)), "nonsense")
+        assert told_json(capsys, "ingest", file)["sent"] == 11
+        code = "import etude\nwith etude.task('hello', user='u9'):\n  ..."
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        worker = subprocess.Popen([sys.executable, "-m", "etude.cli", "experience", "work"], stderr=subprocess.DEVNULL)
+        try:
+            until(lambda: told_json(capsys, "experience", "stats")["trajectories"] == 11)
+        finally:
+            worker.terminate()
+            worker.wait(timeout=30)
+        assert [letter["body"] for letter in told_json(capsys, "experience", "dead-letters")] == ["nonsense"]
+        told = told_json(capsys, "experience", "forget", "--user", "u9")
+        assert (told["trajectories"], told["messages"]) == (1, 2)  # the trajectory and its reward
+    finally:
+        server.stop()
+
+
+def until(holds: Any, *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
