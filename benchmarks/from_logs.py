@@ -1,7 +1,7 @@
 """Learning from the logs of a mediocre policy: how much of its gap to the oracle PPO, RLOO and DPO each recover.
 
-    python benchmarks/from_logs.py                                                 # three seeds, one after the other
-    python benchmarks/from_logs.py --seeds 0 --only rloo --device cuda --out DIR   # one of nine; gathers what is there
+    python benchmarks/from_logs.py                                                 # five seeds, one after the other
+    python benchmarks/from_logs.py --seeds 0 --only rloo --device cuda --out DIR   # one of fifteen; gathers what is there
 
 Nine at a time take four minutes on one GPU, once phase 1 of each seed is there.
 
@@ -209,7 +209,7 @@ def gather(root: Path) -> dict[str, Any]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     arguments.add_argument("--only", nargs="*", choices=list(LEARNERS), default=list(LEARNERS))
     arguments.add_argument("--out", type=Path, default=None, help="where runs are kept")
     arguments.add_argument("--device", default="cpu")

@@ -49,7 +49,7 @@ def _row(folder: RunFolder) -> list[str]:
 
 def _problem(config: dict[str, Any]) -> str:
     if config["problem"] == "workflow":
-        return f"workflow phase {config['phase']}"
+        return f"workflow {config['algorithm']}" if "algorithm" in config else f"workflow phase {config['phase']}"
     world = config["allocation"]
     return f"{config['problem']} {world['variant']} {world['agents']}×{world['slots']}"
 
@@ -58,6 +58,8 @@ def _budget(config: dict[str, Any]) -> str:
     """Environment steps, epochs of a planner, or workflows it learns from."""
     if config["problem"] != "workflow":
         return f"{config['run']['max_steps']:,}"
+    if "algorithm" in config:
+        return f"{config['from_logs'][config['algorithm']]['epochs']:,} passes"
     if "training" not in config:
         return "–"
     phases = config["training"]
@@ -84,7 +86,8 @@ def _time(rows: list[dict[str, Any]]) -> str:
 def _best(rows: list[dict[str, Any]]) -> str:
     returns = [row["eval_return"] for row in rows if "eval_return" in row]
     scores = [row["validation_score"] for row in rows if "validation_score" in row]
-    return number(max(returns)) if returns else f"{max(scores):.3f}" if scores else "–"
+    estimates = [row["estimate"] for row in rows if "estimate" in row]
+    return number(max(returns)) if returns else f"{max(scores or estimates):.3f}" if scores or estimates else "–"
 
 
 @app.command()
@@ -97,7 +100,7 @@ def show(run: RunPath) -> None:
     rows, screen = folder.read_metrics(), console()
     screen.print(f"[bold]{escape(str(folder.path))}[/]  {_state(folder)}", soft_wrap=True)
     config = folder.config()
-    score = "validation score" if config.get("phase") == 1 else "return"
+    score = {1: "validation score", 3: "estimate"}.get(config.get("phase", 2), "return")
     progress = f"step {_step(rows):,} of {_budget(config)}, {_time(rows)}, best {score} {_best(rows)}\n"
     screen.print(progress, soft_wrap=True)
     screen.print(table("setting", "value", "default", rows=_differences(folder)))

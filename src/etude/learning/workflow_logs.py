@@ -72,7 +72,7 @@ class WorkflowShards:
             yield from self._kept.values()
             return
         count = 0
-        for number, examples in enumerate(self.examples()):
+        for number, examples in enumerate(part for part in self.examples() if part):
             if number not in self._kept:
                 part = self._prepare(examples)
                 if len(self._kept) < KEPT:
@@ -81,6 +81,10 @@ class WorkflowShards:
                 part = self._kept[number]
             count += 1
             yield part
+        if not count:
+            raise DatasetError(
+                "nothing is left to learn from: its trajectories were all forgotten; create a new dataset"
+            )
         self._whole = count == len(self._kept)
 
     def _prepare(self, examples: Sequence[Example]) -> tuple[Surroundings, Logged, torch.Tensor | None]:

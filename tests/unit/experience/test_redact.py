@@ -380,3 +380,34 @@ def test_time_is_linear_whatever_comes(unit: str) -> None:
 )
 def test_odd_characters_stay(text: str) -> None:
     assert redact(text) == text.replace("a@b.com", "[EMAIL_1]").replace("x1", "[PASSWORD_1]")
+
+
+HEX, MIXED = "0123456789abcdef" * 8, "a1B2c3D4e5F6g7H8" * 8
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (f"pul-{HEX[:40]} is used", " is used"),
+        (f"use abc123def45678.atlasv1.{MIXED[:64]} there", "use "),
+        (f"nuget oy2{'a1b2c3d4e5' * 4}abc now", " now"),
+        (f"AKCp{MIXED[:69]} for builds", " for builds"),
+        (f"HRKU-{HEX[:8]}-{HEX[:4]}-{HEX[:4]}-{HEX[:4]}-{HEX[:12]}", ""),
+        (f"fo1_{MIXED[:43]} on fly", " on fly"),
+        (f"https://b.example/k?X-Amz-Signature={HEX[:64]}&x=1", "&x=1"),
+        ("curl -s -u admin:hunter22 https://x.example", "curl -s -u admin:"),
+        ("The password for the server is Tr0ub4dor&3", "The password for the server is "),
+    ],
+)
+def test_further_services_and_ways_to_tell_a_password(text: str, kept: str) -> None:
+    made = redact(text)
+    assert made != text
+    assert kept in made
+    assert made.count("[") == 1
+
+
+@pytest.mark.parametrize("digits", ["0337625425", "9135882211"])
+@pytest.mark.parametrize("words", ["reach me at", "text us on", "my number is", "call", "contact him:"])
+def test_plain_digits_are_a_phone_where_somebody_is_to_be_reached(words: str, digits: str) -> None:
+    assert redact(f"{words} {digits}") == f"{words} [PHONE_1]"
+    assert redact(f"my order number is {digits}") == f"my order number is {digits}"

@@ -18,8 +18,11 @@ _NUMBERED = re.compile(r"number|nummer|numero|número|nr\b|no\b")
 _OTHERWISE = re.compile(
     r".*order|invoice|.*account|acct|ref|.*id\b|track|ticket|licen[cs]e|passport|serial|isbn|version|zip|postal|postcode|"
     r"amount|total|price|balance|.*time|epoch|.*date\b|born|port\b|size|bytes|lines?\b|rows?\b|commit|build|hash|seed|"
-    r"sku\b|policy|claim|badge|.*card\b|iban|ssn\b|ts\b|created|updated|[$€£¥]"
+    r"sku\b|policy|claim|badge|.*card\b|iban|ssn\b|ts\b|created|updated|member|customer|client\b|student|employee|case\b|"
+    r"booking|reservation|confirmation|flight|routing|[$€£¥]"
 )
+_SOMEBODY = frozenset(("me", "us", "him", "her", "them", "my", "our"))
+"""Reach me, text us, my number: of a phone, even if its digits stand in one piece."""
 _CARD = re.compile(r".*card|credit|debit|visa|amex|maestro|diners|cc\b|pan\b|karte|carte|tarjeta|cartão|carta")
 _NATIONAL = {
     r"cpf\b": "br.cpf",
@@ -56,9 +59,10 @@ class Sense(NamedTuple):
 def read_cues(before: str) -> Sense:
     """What the words before a number say together; of phones, what the nearest says."""
     phone: str | None = None
-    numbered, card, ssn, national = False, False, False, None
+    numbered, card, ssn, national, somebody = False, False, False, None, False
     for distance, word in enumerate(reversed(_WORDS.findall(before))):
         said = _known[word]
+        somebody = somebody or word in _SOMEBODY
         if said is _NOTHING:
             continue
         if said.phone == "numbered":  # of what, the words before may say
@@ -66,7 +70,8 @@ def read_cues(before: str) -> Sense:
         elif phone is None and not (said.phone == "otherwise" and distance > 3):  # too far away to mean this one
             phone = said.phone
         card, ssn, national = card or said.card, ssn or said.ssn, national or said.national
-    return Sense(phone or ("reached" if numbered else None), card, ssn, national)
+    phone = phone or ("reached" if numbered else None)
+    return Sense("called" if phone == "reached" and somebody else phone, card, ssn, national)
 
 
 def sense_of(name: str) -> Sense:

@@ -37,7 +37,12 @@ _PROVIDERS = (
     ("AGE-SECRET-KEY", r"AGE-SECRET-KEY-1[A-Z0-9]{40,}", "age"),
     ("hvs.", r"(?<=hv[sbr]\.)[\w-]{24,}", "HashiCorp Vault"),
     ("dp.", r"(?<=dp\.(?:pt|st|ct)\.)[\w-]{30,}", "Doppler"),
-    ("EAA", r"EAA[A-Za-z0-9]{80,}", "Facebook"),
+    ("EAA", r"EAA[A-Za-z0-9]{40,}", "Facebook"),
+    ("pul-", r"pul-[0-9a-f]{40}", "Pulumi"),
+    ("atlasv1.", r"(?<=\.atlasv1\.)[\w-]{60,}", "Terraform"),
+    ("oy2", r"oy2[a-z0-9]{43}(?![A-Za-z0-9])", "NuGet"),
+    ("AKCp", r"AKCp[A-Za-z0-9]{60,}", "Artifactory"),
+    ("HRKU-", r"HRKU-[0-9a-f-]{36}", "Heroku"),
     ("ATATT", r"ATATT3[\w-]{20,}", "Atlassian"),
     ("EZAK", r"EZ[AT]K[A-Za-z0-9]{40,}", "EasyPost"),
     ("NRAK-", r"NRAK-[A-Z0-9]{20,}", "New Relic"),
@@ -46,7 +51,7 @@ _PROVIDERS = (
     ("bot token", r"(?<=:)AA[\w-]{33}(?![\w-])", "Telegram"),
     (
         "such a prefix",
-        r"(?:lin_api|ntn|gsk|pplx|r8|xai|lsv2_(?:pt|sk)|tvly|pcsk|sbp|nfp|pscale_(?:tkn|pw|oauth)|glc|glsa|sntry[su]|"
+        r"(?:lin_api|ntn|gsk|pplx|r8|xai|lsv2_(?:pt|sk)|fo1|fm[12]|tvly|pcsk|sbp|nfp|pscale_(?:tkn|pw|oauth)|glc|glsa|sntry[su]|"
         r"figd|rubygems|dckr_pat|xkeysib|HRKU|secret|shippo_live|fw|jina|nvapi|csk|tskey-(?:auth|api)|rpa|sk)"
         r"[_-](?=[A-Za-z]{0,200}[0-9])[A-Za-z0-9]{20,}[\w-]*",
         "a model, build or hosting service",
@@ -61,7 +66,7 @@ RUN = b"a" * 16
 _AFTER_BEARER = re.compile(r"[A-Za-z0-9._~+/=-]{16,4096}")
 _AFTER_BASIC = re.compile(r"[A-Za-z0-9+/]{8,4096}={0,2}")
 _AFTER_SIGNATURE = re.compile(r"[A-Za-z0-9%/+=_-]{16,1024}")
-_SIGNATURE = re.compile(r"(?:sig|signature|sharedaccesssignature)=[a-z0-9%/+_-]{0,40}\Z")
+_SIGNATURE = re.compile(r"(?:sig|signature|sharedaccesssignature|x-amz-signature)=[a-z0-9%/+_-]{0,40}\Z")
 _WEBHOOK = re.compile(
     r"(?:hooks\.slack\.com/(?:services|workflows)/[\w/]{4,60}|discord(?:app)?\.com/api/webhooks/[0-9]{8,30}/|"
     r"webhook\.office\.com/[\w@./-]{0,80})\Z",
@@ -86,6 +91,8 @@ _ASSIGNED = tuple(
     )
 )
 _FLAG = re.compile(r"--([A-Za-z][\w-]{1,40})[ ]{1,4}(?=[^\s-])")
+_LOGIN = re.compile(r"\bcurl\b[^\n\x00\x01]{0,300}? -u[ ]{0,2}[^\s:\x00\x01]{1,64}:([^\s\"'\x00\x01]{1,128})")
+_PASSWORD_FOR = re.compile(rb"password for [\w .'@-]{1,40}? (?:is|was)[ ]")
 _WORD = ascii_letters + digits + "_-"
 _BEFORE_KEY = re.compile(
     r"\b(?:api|access|secret|private|account|auth|client|encryption|bearer|refresh|license)[ ]\Z", re.I
@@ -116,7 +123,8 @@ def find_tokens(view: View) -> Iterator[Found]:
         end = runs.find(b" ", place)
         end = len(runs) if end < 0 else end
         hexadecimal = _HEX.match(text, place)  # most are hashes and UUIDs
-        if (hexadecimal and hexadecimal.end() < end) or view.low[max(0, place - 7) : place] == b"bearer ":
+        lead = view.low[max(0, place - 10) : place]
+        if (hexadecimal and hexadecimal.end() < end) or lead.endswith((b"bearer ", b"signature=")):
             for found in _in_run(view, place, end):
                 yield found
                 end = max(end, found.end)
@@ -185,6 +193,14 @@ def find_assigned(view: View, names: SecretNames, extra: re.Pattern[bytes] | Non
         for match in form.finditer(view.low):
             if match.start() >= done and (found := _assigned(view, names, match.start(), match.end())):
                 done = found.end
+                yield found
+    if " -u" in view.text:
+        for pair in _LOGIN.finditer(view.text):
+            if found := _of_name("password", view.text, pair.start(1), pair.end(1)):
+                yield found
+    if b"password for " in view.low:
+        for match in _PASSWORD_FOR.finditer(view.low):
+            if found := _value(view, "password", match.end(), name="password", sign="is"):
                 yield found
     for flag in _FLAG.finditer(view.text):
         kind = names.kind(flag[1])

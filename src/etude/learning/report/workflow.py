@@ -60,6 +60,18 @@ LOSSES = {
     "grad_norm": Measure(label="gradient norm", about="Before it is clipped"),
     "lr_scale": Measure(label="learning rate", about="What is left of it"),
 }
+LOGS = {
+    "estimate": Measure(label="estimated reward", about="On logs kept aside"),
+    "ess": Measure(label="effective share", about="Of the logs, for the policy by then", form=percent),
+    "kl_logged": Measure(label="distance from the logs", about="KL divergence, nats a decision"),
+    "loss": Measure(label="loss", about="What the algorithm makes small"),
+    "policy_loss": Measure(label="policy loss", about="What the algorithm makes small"),
+    "entropy": Measure(label="entropy", about="How open its choices are, nats"),
+    "accuracy": Measure(
+        label="preferences shared", about="Pairs that it would order as their rewards do", form=percent
+    ),
+    "grad_norm": Measure(label="gradient norm", about="Before it is clipped"),
+}
 MEASURES = {
     "success": Measure(label="success", about="workflows whose every wanted subtask was done", form=percent),
     "subtasks": Measure(label="subtasks done", about="wanted subtasks done, a workflow", form=plain),
@@ -83,7 +95,8 @@ ENDED = STOPPED | {
 def write_workflow_report(folder: RunFolder, *, comparison: Scores | None = None, out: Path | None = None) -> Path:
     """Write the page, by default into the folder. The first entry of `comparison` is the run's own policy."""
     config, rows, scores = folder.config(), read_rows(folder), comparison or {}
-    parts = _by_experts(rows) if config.get("phase") == 1 else _by_returns(config, rows, scores)
+    by = {1: lambda: _by_experts(rows), 3: lambda: _by_passes(rows, scores)}
+    parts = by.get(config.get("phase", 2), lambda: _by_returns(config, rows, scores))()
     head = _headline(config, folder.summary(), rows, scores)
     about = OWN_PLANS if folder.scenarios.exists() else PLANS.get(config.get("phase", 0), "")
     plans = plan_section(read_plans(folder), about=about)
@@ -92,12 +105,16 @@ def write_workflow_report(folder: RunFolder, *, comparison: Scores | None = None
 
 
 def _title(config: Mapping[str, Any]) -> str:
-    return f"workflow · phase {config.get('phase', '–')}"
+    return (
+        f"workflow · {config['algorithm']} from logs"
+        if "algorithm" in config
+        else f"workflow · phase {config.get('phase', '–')}"
+    )
 
 
 def _headline(config: Mapping[str, Any], summary: Mapping[str, Any] | None, rows: Sequence[Row], scores: Scores) -> str:
-    first = config.get("phase") == 1
-    facts = ["learned from experts" if first else "learned from what its workflows earned"]
+    phase = config.get("phase", 2)
+    facts = [{1: "learned from experts", 3: "learned from logs"}.get(phase, "learned from what its workflows earned")]
     facts += [f"text read by {name}"] if (name := config.get("planner", {}).get("encoder")) else []
     facts += [f"seed {seed}"] if (seed := config.get("run", {}).get("seed")) is not None else []
     shares = {key: (m.label, m.about) for key, m in MEASURES.items() if m.form is percent}
@@ -105,7 +122,7 @@ def _headline(config: Mapping[str, Any], summary: Mapping[str, Any] | None, rows
         _title(config),
         state=ENDED.get(str(summary.get("stopped")), "ended") if summary else "in progress",
         facts=facts,
-        tiles=_epoch_tiles(rows) if first else _world_tiles(rows, scores),
+        tiles={1: _epoch_tiles, 3: _pass_tiles}[phase](rows) if phase in (1, 3) else _world_tiles(rows, scores),
         lead=" ".join(interpret(scores, shares=shares, digits=DIGITS)),
     )
 
@@ -169,6 +186,30 @@ def _validation(rows: Sequence[Row]) -> str:
     tips = [(row["step"], f"epoch {whole(row['step'])}<br>{text}") for row, text in zip(scored, told, strict=True)]
     label = f"Validation scores against epochs, {len(scored)} of them"
     return line_chart(lines[::-1], label=label, tips=tips, x_unit=1, x_format=whole, y_format=plain, x_name="epochs")
+
+
+# From logs: by passes, beside the policy it began with
+
+
+def _pass_tiles(rows: Sequence[Row]) -> list[str]:
+    passes = [row for row in rows if row["step"] > 0 and "estimate" in row]
+    if not passes:
+        return [tile("estimate", "–", "no pass is finished yet", kind="first")]
+    best, wall = max(passes, key=lambda row: row["estimate"]), rows[-1].get("wall_s", math.nan)
+    before = next((row["estimate"] for row in rows if row["step"] == 0 and "estimate" in row), math.nan)
+    return [
+        tile("estimated reward", three(best["estimate"]), "on logs kept aside; not a trial", kind="first"),
+        tile("before", three(before), "the policy it began with, on the same logs"),
+        tile("effective", percent(passes[-1].get("ess", math.nan)), "of the logs, for the policy of the last pass"),
+        tile("training time", duration(wall), f"{whole(len(passes))} passes"),
+    ]
+
+
+def _by_passes(rows: Sequence[Row], scores: Scores) -> list[str]:
+    told = {key: measure for key, measure in LOGS.items() if any(key in row for row in rows)}
+    about = "One point a pass over the logs, the first before any. What it really earns, only a trial can tell."
+    charts = multiples(rows, told, unit="passes", x_unit=1)
+    return [section("Passes", about, f'<div id="passes">{charts}</div>'), score_table(scores, MEASURES, digits=DIGITS)]
 
 
 # Phase 2: by returns, in a world
