@@ -21,8 +21,8 @@ setup: $(DEV) ## build .venv with everything the checks, tests and benchmarks ne
 demo: $(RUNTIME) ## collect, learn, run again: the whole loop in four minutes, with a report under runs/
 	@$(BIN)/etude demo
 
-test: $(DEV) ## run the tests
-	@$(BIN)/python -m pytest -q
+test: $(DEV) ## run the tests, on two cores
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(DEV) ## ruff, mypy --strict and the architecture test
 	$(BIN)/ruff check .

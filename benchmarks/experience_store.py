@@ -1,4 +1,4 @@
-"""The SQLite store of experience: appending, and a million trajectories read back in every way.
+"""The SQLite store of experience: appending, and a million trajectories read back in every way, as a dataset too.
 
     python benchmarks/experience_store.py                            # ≈ 5 min
     python benchmarks/experience_store.py --trajectories 20000       # seconds
@@ -25,11 +25,13 @@ from typing import Any
 
 from results import save
 
+from etude.adapters.objects import FolderBlobs
 from etude.adapters.sqlite import SqliteStore
 from etude.contracts.query import Where
 from etude.contracts.reward import Component, Reward
 from etude.contracts.subjects import encode
 from etude.contracts.trajectory import Event, LoggedDecision, Outcome, Trajectory, Turn
+from etude.experience.datasets import SPLITS, Dataset, DatasetConfig, create
 
 BATCH = 200
 BEGAN = datetime(2026, 9, 1, tzinfo=UTC)
@@ -49,7 +51,7 @@ def experience(count: int, *, size: int, seed: int = 0) -> Iterator[Pairs]:
                 id=f"t-{seed}-{i:08}",
                 time=BEGAN + i * step,
                 task=f"answer request {random.randrange(count // 4 + 1)}",
-                problem=random.choice(("workflow", "allocation", "prompt")),
+                problem="workflow" if i % 20 else "prompt",
                 policy=f"v{i * 20 // count}",
                 agent="planner",
                 user=f"user-{random.randrange(20_000)}",
@@ -156,6 +158,23 @@ def run(folder: Path, trajectories: int) -> dict[str, Any]:
             spent += time.perf_counter() - began
         print(f"append, 1 KB: {trajectories / spent:,.0f} trajectories/s", flush=True)
         found = read(store, path, trajectories)
+        began = time.perf_counter()
+        made = create(
+            store,
+            FolderBlobs(folder / "dataset"),
+            problem="workflow",
+            where=Where(),
+            version=1,
+            config=DatasetConfig(),
+            time=BEGAN + timedelta(days=61),
+        )
+        found["dataset_rows_per_s"] = made.counts.trajectories / (time.perf_counter() - began)
+        began = time.perf_counter()
+        examples = sum(
+            len(shard) for split in SPLITS for shard in Dataset(FolderBlobs(folder / "dataset")).shards(split)
+        )
+        assert examples == made.counts.trajectories
+        found["dataset_read_per_s"] = examples / (time.perf_counter() - began)
         began = time.perf_counter()
         store.forget("user-7")
         found["forget_s"] = time.perf_counter() - began

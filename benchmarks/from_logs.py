@@ -1,7 +1,7 @@
 """Learning from the logs of a mediocre policy: how much of its gap to the oracle PPO, RLOO and DPO each recover.
 
     python benchmarks/from_logs.py                                                 # five seeds, one after the other
-    python benchmarks/from_logs.py --seeds 0 --only rloo --device cuda --out DIR   # one of fifteen; gathers what is there
+    python benchmarks/from_logs.py --seeds 0 --only rloo --device cuda --out DIR   # one of 15; gathers what there is
 
 Nine at a time take four minutes on one GPU, once phase 1 of each seed is there.
 

@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other: `make bench`. About an hour and a half on 2 cores; results/ holds the numbers."""
+"""Every benchmark, one after the other: `make bench`. About 90 minutes on 2 cores; results/ holds the numbers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCRIPTS = (
     "ingest.py",
     "durability.py",
 )
-"""By hand: `plans.py`, `new_tools.py`, `routes.py` and `redaction.py` need public data, `workflow_learning.py` takes hours,
-`workflow_loop.py` half an hour, `chaos.py` as long with a policy of its own."""
+"""By hand: `plans.py`, `new_tools.py`, `routes.py` and `redaction.py` need public data, `from_logs.py` and
+`workflow_learning.py` take hours, `workflow_loop.py` half an hour, `chaos.py` as long with a policy of its own."""
 
 
 def main() -> None:

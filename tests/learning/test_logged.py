@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from etude.contracts.errors import DataError
-from etude.learning.dpo import DPO, DPOConfig, mined
-from etude.learning.logged import Logged, StopReason, effective_share, leave_one_out
-from etude.learning.logged_ppo import LoggedPPO, LoggedPPOConfig, doubly_robust
+from etude.learning.dpo import AMONG, DPO, DPOConfig, mined
+from etude.learning.logged import Logged, StopReason, batches, effective_share, held_out_value, leave_one_out
+from etude.learning.logged_ppo import LoggedPPO, LoggedPPOConfig, doubly_robust, moments
 from etude.learning.rloo import RLOO, RLOOConfig
 from etude.problems.base import Action, Decision, Evaluation, Obs
 from etude.problems.distributions import masked, sample_categorical
@@ -245,6 +245,46 @@ def test_truncation_bounds_the_weight_of_what_was_hardly_ever_logged(logs: Logge
     assert float((moved(rare, 1e9) - usual).norm()) > float(usual.norm())
 
 
+def test_batches_have_every_trajectory_with_decisions_once_and_are_never_empty(logs: Logged) -> None:
+    """Not even where a trajectory is longer than a batch."""
+    some = replace(logs.only(torch.arange(6)), trajectory=torch.tensor([0, 0, 0, 0, 0, 0, 2, 2, 2, 4, 4, 5]))
+    for seed in range(10):
+        found = list(batches(some, 2, Generator().manual_seed(seed)))
+        assert all(int(some.lengths[part].sum()) for part in found)
+        assert torch.cat(found).sort().values.tolist() == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_choices_that_the_policy_never_makes_are_refused(name: str, logs: Logged) -> None:
+    """Their ratios are 0 at best, and no number after that."""
+    wrong = {"choice": logs.action["choice"].clone()}
+    wrong["choice"][7] = (~logs.obs["legal"][7]).nonzero()[0, 0]
+    with pytest.raises(DataError, match=r"1 of \d+ logged choices are impossible for this policy"):
+        for _ in LEARNERS[name](untrained(0)).run(lambda: iter([replace(logs, action=wrong)])):
+            pass
+
+
+def test_held_out_trajectories_that_are_alone_are_compared_with_all_others(logs: Logged) -> None:
+    some = logs.only(torch.arange(0, 4000, 4))  # one of each context
+    policy = untrained(1)  # who logged
+    told = held_out_value(policy, lambda: iter([some]), truncation=2.0, minibatch=512)
+    assert told["estimate"] == pytest.approx(float(some.reward.mean()), abs=1e-3)
+    with pytest.raises(DataError, match="a single trajectory is held out"):
+        held_out_value(policy, lambda: iter([some.only(torch.tensor([3]))]), truncation=2.0, minibatch=512)
+
+
+@pytest.mark.parametrize(("rewards", "told"), [([3.0], [3, 1]), ([0.1] * 7, [0.1, 1]), ([1.0, 3.0], [2, 2**0.5])])
+def test_rewards_without_a_scale_keep_theirs(rewards: list[float], told: list[float]) -> None:
+    assert moments(torch.tensor(rewards)).tolist() == pytest.approx(told)
+
+
+def test_what_ends_while_the_value_warms_up_is_kept(logs: Logged) -> None:
+    learner = LoggedPPO(untrained(0), LoggedPPOConfig(epochs=1, warm_up=1, minibatch=512))
+    (metrics,) = learner.run(lambda: iter([logs]), lambda: iter([logs]))
+    assert learner.best.score == metrics["estimate"]
+    assert learner.best.weights
+
+
 def test_the_effective_share_is_that_of_equal_weights() -> None:
     assert float(effective_share(torch.ones(10))) == pytest.approx(1.0)
     assert float(effective_share(torch.tensor([1.0] * 5 + [0.0] * 5))) == pytest.approx(0.5)
@@ -288,6 +328,16 @@ def test_mined_pairs_share_a_context_and_differ_by_the_margin(logs: Logged) -> N
     assert torch.equal(logs.context[pairs[:, 0]], logs.context[pairs[:, 1]])
     assert bool((logs.reward[pairs[:, 0]] - logs.reward[pairs[:, 1]] > 1.5).all())
     assert int(torch.bincount(logs.context[pairs[:, 0]]).max()) == 2
+
+
+def test_of_a_context_with_many_trajectories_some_are_compared_each_time(logs: Logged) -> None:
+    some = logs.only(torch.arange(300))
+    many = replace(some, context=torch.where(torch.arange(300) < 200, 0, some.context))
+    first, second = (mined(many, DPOConfig(pairs=200), Generator().manual_seed(seed)) for seed in (0, 1))
+    among = [set(pairs[many.context[pairs[:, 0]] == 0].flatten().tolist()) for pairs in (first, second)]
+    assert all(2 < len(trajectories) <= AMONG for trajectories in among)
+    assert among[0] != among[1]
+    assert torch.equal(many.context[first[:, 0]], many.context[first[:, 1]])
 
 
 @pytest.mark.parametrize(

@@ -315,8 +315,9 @@ def test_every_type_in_the_tree_has_words() -> None:
 
 
 SECTIONS = {name: info.default for name, info in Settings.model_fields.items() if is_dataclass(info.default)}
-PHASES = SECTIONS.pop("training")
-SECTIONS |= {f"training.{f.name}": getattr(PHASES, f.name) for f in fields(PHASES)}
+for outer in ("training", "from_logs"):  # sections of sections
+    whole = SECTIONS.pop(outer)
+    SECTIONS |= {f"{outer}.{f.name}": getattr(whole, f.name) for f in fields(whole)}
 
 
 @given(section=st.sampled_from(sorted(SECTIONS)), data=st.data())

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from etude.adapters.forking import ForkGate
 from etude.adapters.memory_bus import (
     ACK_WAIT_S,
     BACKOFF_S,
@@ -99,6 +100,7 @@ class Outbox:
         self._idle: list[sqlite3.Connection] = []
         self._turn, self._published, self._checkpointing = Lock(), Condition(), Lock()
         self._closed = False
+        self._gate = ForkGate(close_idle=self._close_idle, renew=self._renew)
         self._tidied, self._next_checkpoint = time.monotonic(), 0.0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,11 +191,8 @@ class Outbox:
         return count
 
     def close(self) -> None:
-        with self._turn:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for db in idle:
-            db.close()
+        self._closed = True
+        self._close_idle()
         with self._checkpointing:  # its thread has ended, or will find the outbox closed
             pass
 
@@ -377,20 +376,31 @@ class Outbox:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """One that nobody else uses now."""
-        with self._turn:
-            if self._closed:
-                raise BusError(f"{self._path}: the outbox is closed: open it again")
-            db = self._idle.pop() if self._idle else None
-        if db is None:
-            db = _connect(self._path)
-        try:
-            yield db
-        finally:
+        with self._gate.use():
             with self._turn:
-                if not self._closed:
-                    self._idle.append(db)
-            if self._closed:
-                db.close()
+                if self._closed:
+                    raise BusError(f"{self._path}: the outbox is closed: open it again")
+                db = self._idle.pop() if self._idle else None
+            if db is None:
+                db = _connect(self._path)
+            try:
+                yield db
+            finally:
+                with self._turn:
+                    if not self._closed:
+                        self._idle.append(db)
+                if self._closed:
+                    db.close()
+
+    def _close_idle(self) -> None:
+        with self._turn:
+            idle, self._idle = self._idle, []
+        for db in idle:
+            db.close()
+
+    def _renew(self) -> None:
+        """In a forked child, whose parent's connections are not its own."""
+        self._turn, self._published, self._checkpointing = Lock(), Condition(), Lock()
 
     def _translated(self, error: sqlite3.Error) -> BusError:
         if _is(error, sqlite3.SQLITE_FULL):

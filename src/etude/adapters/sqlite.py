@@ -8,6 +8,7 @@ cells, reward_cells   totals by day, problem, policy and outcome, kept up with e
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -18,6 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from etude.adapters.forking import ForkGate
 from etude.adapters.summaries import (
     DAY_US,
     FIRST_US,
@@ -135,6 +137,7 @@ class SqliteStore:
         self._timeout_s, self._max_bytes = timeout_s, max_bytes
         self._idle: list[sqlite3.Connection] = []
         self._turn, self._closed = Lock(), False
+        self._gate = ForkGate(close_idle=self._close_idle, renew=self._renew)
         with self._translated():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,8 +273,15 @@ class SqliteStore:
 
     def close(self) -> None:
         self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+    def _renew(self) -> None:
+        """In a forked child, whose parent's connections are not its own."""
+        self._turn = Lock()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -294,7 +304,7 @@ class SqliteStore:
         """One that nobody else has; threads take turns over what is idle, and each block has its own."""
         if self._closed:
             raise StoreError(f"{self.path}: the store is closed: open it again")
-        with self._translated():
+        with self._gate.use(), self._translated():
             try:
                 db = self._idle.pop()
             except IndexError:
@@ -312,7 +322,7 @@ class SqliteStore:
         db = sqlite3.connect(self.path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False)
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            db.execute("PRAGMA journal_mode = WAL")
+            _to_wal(db, self._timeout_s)
             db.execute("PRAGMA synchronous = FULL")
             db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
@@ -338,8 +348,23 @@ class SqliteStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except UnicodeEncodeError as error:
+            raise StoreError(f"{self.path}: {error.object!r:.80} is not text: expected what UTF-8 can say") from error
         except (sqlite3.Error, OverflowError) as error:
             raise StoreError(f"{self.path}: {_advice(error)}") from error
+
+
+def _to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
+    """SQLite does not wait for another who does the same to a new file."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
 
 
 def _advice(error: Exception) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
+from etude.adapters.memory_bus import MemoryBus
 from etude.contracts.blobs import BlobStore
 from etude.contracts.bus import EventBus
-from etude.contracts.errors import ConfigError
+from etude.contracts.errors import BusError, ConfigError, EtudeError
 from etude.contracts.store import ExperienceStore
 from etude.contracts.subjects import TRAJECTORIES
 from etude.experience.cleaning import Cleaner
@@ -32,11 +34,13 @@ from etude.experience.rewards import Rewarder
 from etude.experience.task import Chooser, Collector
 from etude.settings.sources import FILE, PREFIX, Tree
 
-OUTBOX, STORE, BLOBS = "outbox.sqlite", "experience.sqlite", "blobs"
+OUTBOX, STORE = "outbox.sqlite", "experience.sqlite"
 PATIENCE_S = 2.0
 """How long the end of a process may wait for its last events to be sent on."""
 REFRESH_S = 5.0
 """After which it is looked up anew who opted out."""
+
+log = logging.getLogger("etude")
 
 
 class ExperienceSettings(BaseModel):
@@ -73,7 +77,7 @@ def open_bus(config: ExperienceConfig) -> EventBus:
     """From where events are taken: the broker, or the outbox where there is none."""
     if config.bus == EMBEDDED:
         return open_outbox(config)
-    if urlsplit(config.bus).scheme not in ("nats", "tls"):
+    if _scheme(config.bus) not in ("nats", "tls"):
         raise ConfigError(f"experience.bus is {config.bus!r}: expected `embedded` or nats://host:4222")
     from etude.adapters.nats import NatsBus
 
@@ -86,7 +90,7 @@ def open_store(config: Path | ExperienceConfig | None = None) -> ExperienceStore
         from etude.adapters.sqlite import SqliteStore
 
         return SqliteStore(_folder(chosen) / STORE)
-    if urlsplit(chosen.store).scheme not in ("clickhouse", "clickhouses"):
+    if _scheme(chosen.store) not in ("clickhouse", "clickhouses"):
         raise ConfigError(
             f"experience.store is {chosen.store.partition('@')[2] or chosen.store!r}: expected `embedded` or "
             "clickhouse://user@host:8123/database"
@@ -110,11 +114,17 @@ def existing_store(file: Path | None = None) -> Iterator[ExperienceStore | None]
         store.close()
 
 
-def open_blobs(config: ExperienceConfig, path: str = "") -> BlobStore:
-    from etude.adapters.objects import open_blobs as at
+def open_place(place: str, config: ExperienceConfig) -> BlobStore:
+    """Where a dataset is or goes: a folder or URL as it is given; below experience.blobs, where that is elsewhere."""
+    from etude.adapters.objects import open_blobs
 
-    root = str(_folder(config) / BLOBS) if config.blobs == EMBEDDED else config.blobs
-    return at(root, path)
+    if config.blobs == EMBEDDED or "://" in place or Path(place).is_absolute():
+        return open_blobs(place)
+    return open_blobs(config.blobs, place)
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0]
 
 
 def _folder(config: ExperienceConfig) -> Path:
@@ -199,12 +209,41 @@ _collectors: dict[int, Collector] = {}
 
 
 def collector() -> Collector:
-    """This process's own, made when it is first asked for; a forked child makes its own."""
+    """This process's own, made when it is first asked for; a forked child makes its own.
+
+    Where none can be made the agent goes on with one that keeps nothing, and the next task asks again.
+    """
     with _turn:
         if os.getpid() not in _collectors:
-            _collectors.clear()
-            _collectors[os.getpid()] = make_collector(config_here())
+            try:
+                _collectors[os.getpid()] = make_collector(config_here())
+            except EtudeError as error:
+                return _unable(error)
         return _collectors[os.getpid()]
+
+
+def _forked() -> None:
+    """Of a child: whoever held the lock is not in it."""
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _unable(error: EtudeError) -> Collector:
+    """Its tasks are done; the log says of each why nothing of it is kept."""
+
+    def refuse(_: object) -> NoReturn:
+        raise error
+
+    return Collector(
+        bus=MemoryBus(),
+        clean=refuse,
+        chooser=lambda problem: _Choosers(config_here())(problem),
+        opted_out=frozenset,
+        clock=lambda: now(),
+    )
 
 
 def make_collector(config: ExperienceConfig) -> Collector:
@@ -233,13 +272,18 @@ class Forwarding:
     def end(self, *, patience_s: float = 0.0) -> None:
         """After so long at most. What is left in the outbox is sent on by whoever opens it next."""
         deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline and self._outbox.pending(TRAJECTORIES, FORWARD):
-            time.sleep(0.01)
+        with suppress(BusError):  # nobody is left who could be told
+            while time.monotonic() < deadline and self._outbox.pending(TRAJECTORIES, FORWARD):
+                time.sleep(0.01)
         self._stop.set()
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        broker = open_bus(self._config)
+        try:
+            broker = open_bus(self._config)
+        except EtudeError as error:
+            log.error("events wait in the outbox and are not sent on: %s", error)
+            return
         try:
             forward(self._outbox, broker, stop=self._stop)
         finally:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from etude.adapters.objects import open_blobs
-from etude.bootstrap.experience import existing_store, now
+from etude.bootstrap.experience import config_here, existing_store, now, open_place
 from etude.bootstrap.outcomes import keep_beginning
 from etude.bootstrap.planner import make_plan_policy, make_reader, read_beginning, version_of, write_catalogue
 from etude.bootstrap.runs import CATALOGUE, find_root
@@ -40,7 +39,7 @@ def make_from_logs(
     Without a `checkpoint` it is the run beside `out` that logged most of the dataset. What was forgotten since the
     dataset was made is left out, as far as the store of the settings file `config` knows it.
     """
-    frozen = Dataset(open_blobs(dataset))
+    frozen = Dataset(open_place(dataset, config_here(config)))
     _check(frozen.manifest, dataset)
     start = checkpoint or find_start(frozen.manifest, out.parent)
     (beginning, earlier), device = read_beginning(start), resolve_device(settings.run.device)
@@ -50,8 +49,10 @@ def make_from_logs(
     policy = make_plan_policy(undisturbed, beginning.known, reader)
     policy.load_state_dict(beginning.weights)
     policy.to(device)
+    chosen, folder = getattr(settings.from_logs, algorithm), RunFolder(out)
+    learner = LEARNERS[algorithm](policy, chosen, device=device, seed=settings.run.seed)
 
-    def shards(split: str) -> WorkflowShards:
+    def shards(split: str, draw: Callable[[], int]) -> WorkflowShards:
         return WorkflowShards(
             examples=lambda: frozen.shards(split, without=forgotten(config)),
             policy=policy,
@@ -61,13 +62,13 @@ def make_from_logs(
             known=beginning.known,
             memory=beginning.memory,
             seed=settings.run.seed,
+            draw=draw,
         )
 
-    chosen, folder = getattr(settings.from_logs, algorithm), RunFolder(out)
     training = LogsTraining(
-        LEARNERS[algorithm](policy, chosen, device=device, seed=settings.run.seed),
-        shards("train"),
-        shards("validation"),
+        learner,
+        shards("train", lambda: learner.epoch),
+        shards("validation", lambda: 0),  # estimates are compared from pass to pass
         folder,
         {
             "problem": "workflow",

@@ -35,12 +35,19 @@ Which = Annotated[str, typer.Argument(metavar="DATASET", help="Its id, folder, o
 def create(
     problem: Annotated[str, typer.Option(help="Such as workflow, allocation, or your own.", show_default=False)],
     out: Annotated[
-        str, typer.Option(help="An empty folder, or s3://bucket/prefix?endpoint=…&region=….", show_default=False)
+        str,
+        typer.Option(
+            help="An empty folder, below experience.blobs if that is set, or s3://bucket/prefix?endpoint=…&region=….",
+            show_default=False,
+        ),
     ],
     where: Annotated[
         str, typer.Option(metavar="CONDITIONS", help="Such as `outcome=success and time>=2026-11-01`.")
     ] = "",
-    reward_version: Annotated[int, typer.Option(min=1, help="The reward definition to learn from.")] = 1,
+    reward_version: Annotated[
+        int | None,
+        typer.Option(min=1, help="The reward definition to learn from.", show_default="the one in the settings"),
+    ] = None,
     split: Annotated[
         Literal["context", "time"],
         typer.Option(help="context: never the same request in two splits; time: the newest are the test."),
@@ -72,7 +79,7 @@ def create(
     """Freeze what matches into a dataset: trajectories with their rewards, split, in shards, hashed."""
     from msgspec.structs import replace
 
-    from etude.adapters.objects import open_blobs
+    from etude.bootstrap.experience import config_here, open_place
     from etude.contracts.query import parse
     from etude.experience.datasets import DatasetConfig
     from etude.experience.datasets import create as create_dataset
@@ -89,17 +96,19 @@ def create(
         require_propensity=require_propensity,
         cap=cap,
     )
-    conditions, blobs, screen = parse(where), open_blobs(out), console(stderr=as_json)
+    here = config_here(config)
+    version = reward_version or here.reward_version
+    conditions, blobs, screen = parse(where), open_place(out, here), console(stderr=as_json)
     with stored(config) as store:
         matching = replace(conditions, problem=conditions.problem or problem)
-        total = store.stats(matching, version=reward_version).trajectories
+        total = store.stats(matching, version=version).trajectories
         with _bar("reading", total, screen, MofNCompleteColumn()) as progress:
             manifest = create_dataset(
                 store,
                 blobs,
                 problem=problem,
                 where=conditions,
-                version=reward_version,
+                version=version,
                 config=chosen,
                 time=datetime.now(UTC),
                 progress=progress,
@@ -196,10 +205,14 @@ def _source(config: Path | None) -> str:
 def _open(dataset: str, config: Path | None) -> BlobStore:
     """By its place, or by its id or how that begins."""
     from etude.adapters.objects import open_blobs
-    from etude.experience.datasets import registered
+    from etude.bootstrap.experience import config_here, open_place
+    from etude.experience.datasets import MANIFEST, registered
 
     if "://" in dataset or Path(dataset).exists():
         return open_blobs(dataset)
+    there = open_place(dataset, config_here(config))
+    if there.get(MANIFEST) is not None:
+        return there
     with stored(config) as store:
         known = registered(store)
     found = [manifest for key, manifest in known.items() if key.startswith(dataset)]

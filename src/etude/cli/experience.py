@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from etude.contracts.store import ExperienceStore, Stats, Story, Summary
     from etude.experience.ingest import Counts
 
+LAST = (1 << 63) - 1
+"""The highest number that a store counts to."""
+LONGEST_DAYS = 100_000.0
+"""Nothing is older."""
 app = typer.Typer(no_args_is_help=True, help="Trajectories that were collected: see, export, forget.")
 
 WhereText = Annotated[
@@ -36,8 +41,10 @@ WhereText = Annotated[
     ),
 ]
 RewardVersion = Annotated[
-    int | None, typer.Option(min=1, help="Rewards of this definition.", show_default="the one in the settings")
+    int | None,
+    typer.Option(min=1, max=LAST, help="Rewards of this definition.", show_default="the one in the settings"),
 ]
+Limit = Annotated[int, typer.Option(min=1, max=1_000_000, help="So many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
@@ -94,7 +101,7 @@ def _print_stats(found: Stats) -> None:
             f"{group.count:,}",
             _number(group.mean_reward, ".3f"),
             _number(group.mean_cost_usd, ".4f"),
-            "–" if group.mean_latency_ms is None else duration(group.mean_latency_ms / 1e3),
+            _took(group.mean_latency_ms),
         ]
         for group in found.groups
     ]
@@ -107,7 +114,7 @@ def _print_stats(found: Stats) -> None:
 @app.command("list")
 def list_(
     where: WhereText = "",
-    limit: Annotated[int, typer.Option(min=1, help="So many.")] = 20,
+    limit: Limit = 20,
     after: Annotated[str | None, typer.Option(help="The cursor that the page before ended with.")] = None,
     reward_version: RewardVersion = None,
     config: ConfigFile = None,
@@ -187,7 +194,7 @@ def _print_story(story: Story) -> None:
         screen.print(f"  {turn.at_ms:8.0f} ms  {escape(_short(turn.action))} → {told}", soft_wrap=True)
     outcome = t.outcome
     cost = "" if outcome.cost_usd is None else f", {outcome.cost_usd:.4f} USD"
-    took = "" if outcome.latency_ms is None else f", {duration(outcome.latency_ms / 1e3)}"
+    took = "" if outcome.latency_ms is None else f", {_took(outcome.latency_ms)}"
     screen.print(f"{_outcome(outcome.success)} ({outcome.ended}{cost}{took})", soft_wrap=True)
     said = [(s.thumbs, s.stars, s.comment) for s in t.feedback] + [
         (f.thumbs, f.stars, f.comment) for f in story.feedback
@@ -208,7 +215,7 @@ def _print_story(story: Story) -> None:
 def export(
     where: WhereText = "",
     out: Annotated[Path | None, typer.Option(help="A file.", show_default="standard output")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Feedback and rewards too.")] = False,
+    feedback: Annotated[bool, typer.Option("--feedback", help="What was said of them, too.")] = False,
     config: ConfigFile = None,
 ) -> None:
     """Write trajectories as JSON Lines, the oldest first; `etude ingest` reads them."""
@@ -229,8 +236,8 @@ def export(
             task = bar.add_task("", total=None)
             for row in rows:
                 file.write(row.body + b"\n")
-                if everything and (story := opened.store.story(row.summary.id)) is not None:
-                    file.writelines(encode(event) + b"\n" for event in (*story.feedback, *story.rewards))
+                if feedback and (story := opened.store.story(row.summary.id)) is not None:
+                    file.writelines(encode(said) + b"\n" for said in story.feedback)
                 count += 1
                 bar.advance(task)
     if out is not None:
@@ -326,8 +333,8 @@ def opt_out(
 
 @app.command("dead-letters")
 def dead_letters(
-    limit: Annotated[int, typer.Option(min=1, help="So many.")] = 20,
-    after: Annotated[int, typer.Option(min=0, help="Those with higher numbers.")] = 0,
+    limit: Limit = 20,
+    after: Annotated[int, typer.Option(min=0, max=LAST, help="Those with higher numbers.")] = 0,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -370,7 +377,7 @@ def dead_letters(
 
 @app.command("replay-dead-letters")
 def replay_dead_letters(
-    numbers: Annotated[list[int] | None, typer.Argument(help="Which; all when left out.")] = None,
+    numbers: Annotated[list[int] | None, typer.Argument(min=1, max=LAST, help="Which; all when left out.")] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -440,7 +447,8 @@ def _named(url: str) -> str:
 @app.command()
 def expire(
     days: Annotated[
-        float | None, typer.Option(min=0, help="Older than this.", show_default="experience.retention_days")
+        float | None,
+        typer.Option(min=0, help="Older than this.", show_default="experience.retention_days"),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
@@ -451,7 +459,7 @@ def expire(
         chosen = opened.config.retention_days if days is None else days
         if chosen is None:
             raise ConfigError("experience.retention_days is null, which keeps everything: set it, or give --days")
-        count = opened.store.expire(now() - timedelta(days=chosen))
+        count = opened.store.expire(now() - timedelta(days=min(chosen, LONGEST_DAYS)))
     console().print(f"{count:,} trajectories older than {chosen:g} days removed")
 
 
@@ -461,6 +469,11 @@ def _outcome(success: bool | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
+
+
+def _took(latency_ms: float | None) -> str:
+    """Sums of what senders tell may be beyond any number."""
+    return "–" if latency_ms is None or not isfinite(latency_ms) else duration(latency_ms / 1e3)
 
 
 def _short(value: Any) -> str:

@@ -47,8 +47,9 @@ def ingest(
     from etude.bootstrap.experience import experience
 
     for name in files:
-        if name != "-" and not Path(name).is_file():
-            raise DataError(f"{name}: there is no such file: expected JSON Lines of events, or - for standard input")
+        if name != "-" and (Path(name).is_dir() or not Path(name).exists()):
+            wrong = "is a folder" if Path(name).is_dir() else "there is no such file"
+            raise DataError(f"{name}: {wrong}: expected JSON Lines of events, or - for standard input")
     screen = console(stderr=as_json)
     total = sum(Path(name).stat().st_size for name in files if name != "-")
     columns = (TextColumn("ingesting"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -83,7 +84,7 @@ def _convert(name: str, catalogue: Path | None) -> Convert:
     known: list[Catalogue] = []
 
     def convert(line: bytes) -> bytes | None:
-        if b'"planner_outputs"' not in line or b'"execution_result"' not in line:
+        if b'"planner_outputs"' not in line or b'"execution_result"' not in line or b'"agent.rl.' in line:
             return None
         from etude.bootstrap.deciding import execution_event, log_catalogue_of
 

@@ -37,6 +37,9 @@ def run(
     instruction: Annotated[str, typer.Argument(help="What is to be done; - reads it from stdin.", show_default=False)],
     workers: WorkersOption = None,
     log: Annotated[Path | None, typer.Option(help="A folder to log the execution in.")] = None,
+    experience: Annotated[
+        bool, typer.Option("--experience", help="Keep the execution as a trajectory to learn from.")
+    ] = False,
     ask: Annotated[bool, typer.Option("--ask", help="Ask me before giving up.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Draw the plan and what became of it into this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what happened as JSON, as the log has it.")] = False,
@@ -59,6 +62,11 @@ def run(
         orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human)
         with view:
             result = carry_out(place, orchestrator, text)
+    if experience:
+        from etude.bootstrap.experience import collector
+        from etude.orchestrator.trajectories import to_trajectory
+
+        collector().hand_over(to_trajectory(result.execution, place.crew.catalogue))
     if svg is not None:
         svg.write_text(drawn(result, place.crew.catalogue))
     if as_json:

@@ -215,8 +215,9 @@ def _learn_from_logs(
 def _pass_line(done: Pass) -> str:
     m = done.metrics
     line = f"pass {done.number:>3}  {duration(done.wall_s):>7}  "
-    line += f"estimate {m.get('estimate', float('nan')):.3f}  " if "estimate" in m else ""
-    return f"{line}effective {m['ess']:.1%} of the logs  KL to them {max(0.0, m['kl_logged']):.3f}{'  ★' if done.is_best else ''}"
+    line += f"estimate {m['estimate']:.3f}  " if "estimate" in m else ""
+    line += f"effective {m['ess']:.1%} of the logs  KL to them {max(0.0, m['kl_logged']):.3f}"
+    return f"{line}  ★" if done.is_best else line
 
 
 def _imitate(

@@ -33,6 +33,12 @@ class Cleaner:
 
     def clean(self, body: bytes, *, subject: str | None = None) -> tuple[Event, bytes]:
         """An event from bytes, and those to keep: the same ones where nothing was found. EventError if it is none."""
+        try:
+            return self._clean(body, subject)
+        except RecursionError as error:  # what can just be read may be too deep to be looked through
+            raise EventError("nested too deeply to be redacted: flatten it, or leave that part out") from error
+
+    def _clean(self, body: bytes, subject: str | None) -> tuple[Event, bytes]:
         raw: dict[str, Any] = read_json(body)
         event = to_event(raw, subject=subject)
         for name in ("id", "trajectory_id"):
@@ -43,8 +49,9 @@ class Cleaner:
         kept = session.value(free)
         user = raw.get("user")
         known = user if user is None or session.text(user) == user else pseudonym(user)
-        if kept is free and known is user:
+        if kept is free and known is user and "type" in raw:
             return event, body
+        raw |= {"type": raw.get("type", subject_of(event))}  # a store has no subject beside it to read it by
         raw |= kept | ({} if known is None else {"user": known})
         if isinstance(event, Trajectory):
             raw["redacted"] = Counter(raw.get("redacted") or {}) + _counts(session)

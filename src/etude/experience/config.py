@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, MinLen
 
 EMBEDDED = "embedded"
 
@@ -15,14 +15,14 @@ EMBEDDED = "embedded"
 class ExperienceConfig:
     """Embedded as it is; three lines bring it to NATS, ClickHouse and S3."""
 
-    folder: str = ".etude"
-    """Where what is embedded lies: the outbox, the store, datasets."""
+    folder: Annotated[str, MinLen(1)] = ".etude"
+    """Where what is embedded lies: the outbox and the store."""
     bus: str = EMBEDDED
     """How events travel: `embedded`, or `nats://host:4222`."""
     store: str = EMBEDDED
     """Where trajectories are kept: `embedded`, or `clickhouse://user@host:8123/database`."""
     blobs: str = EMBEDDED
-    """Where datasets and checkpoints are kept: `embedded`, or `s3://bucket/prefix`."""
+    """Where datasets are kept: `embedded`, in the folder that is given, or below `s3://bucket/prefix`."""
     reward_version: Annotated[int, Ge(1)] = 1
     """The definition that what comes in is rewarded by; `etude reward list` shows them."""
     retention_days: Annotated[float, Gt(0)] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from hashlib import sha256
 from typing import BinaryIO, NamedTuple
 
@@ -11,12 +10,16 @@ import msgspec
 
 from etude.contracts.bus import Message
 from etude.contracts.errors import DataError, EventError
-from etude.contracts.subjects import MAX_BYTES, subject_of
+from etude.contracts.subjects import MAX_BYTES, TRAJECTORIES, stream_of, subject_of
 from etude.contracts.trajectory import Trajectory
 from etude.experience.cleaning import Cleaner
 
+TOO_LONG = "too-long"
+"""How ids of messages begin whose line was: what is kept of it would say something else."""
 SHOWN = 1 << 16
 """Bytes that are kept of a line that is no event."""
+MARK = b"\xef\xbb\xbf"
+"""Some programs begin a file with it to say that it is UTF-8."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 Convert = Callable[[bytes], bytes | None]
 """A line of another kind to that of an event; None where it is not of that kind either. Raises what is UNREADABLE."""
@@ -35,13 +38,15 @@ class _Head(msgspec.Struct):
 
 def read_lines(file: BinaryIO) -> Iterator[Line]:
     """Those that are not blank. Memory holds one."""
+    first = True
     while text := file.readline(MAX_BYTES + 2):
         size, whole = len(text), True
+        text, first = text.removeprefix(MARK) if first else text, False
         while not text.endswith(b"\n") and (more := file.readline(SHOWN)):  # too long to be an event: read past
             size, whole = size + len(more), False
             if more.endswith(b"\n"):
                 break
-        if not text.isspace():
+        if text and not text.isspace():
             yield Line(text.strip() if whole else text[:SHOWN], size, whole)
 
 
@@ -51,20 +56,30 @@ def to_message(line: Line, cleaner: Cleaner, convert: Convert | None = None) -> 
     try:
         if convert is not None and line.whole:
             text = convert(text) or text
-        head = _head.decode(text)
-        event, body = cleaner.clean(text, subject=head.type)
+        subject = _subject(text)
+        event, body = cleaner.clean(text, subject=subject)
     except (EventError, DataError, *UNREADABLE):
-        return _unread(text, cleaner)  # the consumer finds the same, and buries it with the reason
-    return Message(id=event.id, subject=head.type, body=body)
+        return _unread(text, cleaner, whole=line.whole)  # the consumer finds the same, and buries it with the reason
+    return Message(id=event.id, subject=subject, body=body)
 
 
-def _unread(text: bytes, cleaner: Cleaner) -> Message:
+def _subject(text: bytes) -> str:
+    """EventError where it is none that is taken in from files: its stream would never bring it to who buries it."""
+    subject = _head.decode(text).type
+    if stream_of(subject) != TRAJECTORIES:
+        raise EventError(f"{subject} is neither a trajectory nor feedback")
+    return subject
+
+
+def _unread(text: bytes, cleaner: Cleaner, *, whole: bool) -> Message:
     """Its beginning, redacted as text."""
     shown = cleaner.text(text[:SHOWN].decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    subject = subject_of(Trajectory)
-    with suppress(*UNREADABLE):
-        subject = _head.decode(text).type
-    return Message(id=f"line-{sha256(text).hexdigest()[:24]}", subject=subject, body=shown)
+    try:
+        subject = _subject(text)
+    except (EventError, *UNREADABLE):
+        subject = subject_of(Trajectory)
+    kind = "line" if whole else TOO_LONG
+    return Message(id=f"{kind}-{sha256(text).hexdigest()[:24]}", subject=subject, body=shown)
 
 
 _head = msgspec.json.Decoder(_Head)

@@ -10,16 +10,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from threading import Event as Flag
 
 from etude.contracts.bus import Delivery, EventBus, Message, message_of
 from etude.contracts.errors import BusError, EventError, StoreError
 from etude.contracts.reward import Reward
 from etude.contracts.store import ExperienceStore, Stored, Story
-from etude.contracts.subjects import TRAJECTORIES, decode, encode
+from etude.contracts.subjects import MAX_BYTES, TRAJECTORIES, decode, encode
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 from etude.experience.cleaning import Cleaner
+from etude.experience.files import TOO_LONG
 from etude.experience.rewards import Rewarder
 
 GROUP = "ingest"
@@ -75,14 +76,21 @@ class Ingest:
         return results
 
     def _read(self, message: Message) -> tuple[Event, bytes]:
+        if message.id.startswith(TOO_LONG):
+            raise EventError(f"it is too large, an event has at most {MAX_BYTES:,} bytes; its beginning is kept")
         if self.cleaner is None:
             event, body = decode(message.body, subject=message.subject), message.body
+            if event.id != message.id:
+                raise EventError(
+                    f"{event.id!r} was not sent under its own id, so it was not redacted: an event must not be nested "
+                    "deeply, and its id must hold no '@'"
+                )
         else:
             event, body = self.cleaner.clean(message.body, subject=message.subject)
         if not isinstance(event, Trajectory | Feedback):
             raise EventError(f"{message.subject} is not for this consumer: expected trajectories and feedback")
         ahead = event.time - self.clock()
-        if ahead > timedelta(seconds=self.max_ahead_s):
+        if ahead.total_seconds() > self.max_ahead_s:
             raise EventError(
                 f"its time, {event.time.isoformat()}, is {ahead} ahead of the clock here: set the sender's clock, or "
                 "raise experience.max_ahead_s"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import perf_counter
@@ -90,8 +91,8 @@ class Collector:
             agent=agent,
             model=model,
             problem=problem,
-            metadata=dict(metadata or {}),
-            collect=collect and (user is None or user not in self.opted_out()),
+            metadata=_kept(metadata or {}),
+            collect=collect and self._may_keep(user),
             id=id or new_id("t", now),
             time=now,
         )
@@ -108,10 +109,10 @@ class Collector:
         """What somebody says of a trajectory, now or days later; whether it was handed over."""
         if thumbs is None and stars is None and comment is None:
             raise DataError("feedback says nothing: give thumbs='up' or 'down', stars from 1 to 5, or a comment")
-        if user is not None and user in self.opted_out():
+        if not self._may_keep(user):
             return False
         now = self.clock()
-        said = {"thumbs": thumbs, "stars": stars, "comment": comment, "user": user}
+        said = {"thumbs": thumbs, "stars": stars, "comment": plain(comment), "user": plain(user)}
         try:
             event = msgspec.convert(
                 {"type": subject_of(Feedback), "id": new_id("f", now), "time": now, "trajectory_id": trajectory_id}
@@ -124,13 +125,27 @@ class Collector:
 
     def hand_over(self, event: Event) -> bool:
         """Whether it is durable now."""
-        try:
+        with self.apart(f"{type(event).__name__.lower()} {event.id}"):
             self.bus.publish([Message(id=event.id, subject=subject_of(event), body=self.clean(event))])
-        except EtudeError as error:
+            return True
+        return False
+
+    @contextmanager
+    def apart(self, what: str) -> Iterator[None]:
+        """Whatever goes wrong in here is logged and counted, and never reaches the agent."""
+        try:
+            yield
+        except Exception as error:  # also what is no error of ours: values of any class are looked at
             self.failed += 1
-            log.error("%s %s was not collected: %s", type(event).__name__.lower(), event.id, error)
-            return False
-        return True
+            log.error("%s was not collected: %s", what, error if isinstance(error, EtudeError) else plain(error))
+
+    def _may_keep(self, user: str | None) -> bool:
+        """Not while nobody can say who opted out."""
+        if user is None:
+            return True
+        with self.apart(f"what user {user!r} does"):
+            return user not in self.opted_out()
+        return False
 
 
 @dataclass(kw_only=True)
@@ -186,9 +201,9 @@ class Task:
             LoggedDecision(
                 problem=problem,
                 at_ms=self._ms(),
-                context=plain(context),
-                eligible=plain(eligible),
-                action=plain(action),
+                context=_kept(context),
+                eligible=_kept(eligible),
+                action=_kept(action),
                 propensity=propensity,
                 policy=policy,
             )
@@ -209,10 +224,10 @@ class Task:
         self._turns.append(
             Turn(
                 at_ms=self._ms(),
-                observation=plain(observation),
-                action=plain(done),
-                result=plain(result),
-                error=None if error is None else str(error),
+                observation=_kept(observation),
+                action=_kept(done),
+                result=_kept(result),
+                error=None if error is None else _text(error),
                 cost_usd=cost_usd,
                 latency_ms=latency_ms,
             )
@@ -232,10 +247,10 @@ class Task:
         told = {
             "success": success,
             "cost_usd": cost_usd,
-            "quality": dict(quality) if quality else None,
+            "quality": _kept(quality) or None,
             "subtasks": subtasks,
             "subtasks_done": subtasks_done,
-            "error": error,
+            "error": None if error is None else _text(error),
         }
         self._outcome |= {name: value for name, value in told.items() if value is not None}
 
@@ -251,14 +266,15 @@ class Task:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self.collect:
-            self.collected = self.collector.hand_over(self._trajectory(error))
+            with self.collector.apart(f"trajectory {self.id}"):
+                self.collected = self.collector.hand_over(self._trajectory(error))
 
     def _trajectory(self, error: BaseException | None) -> Trajectory:
         told = dict(self._outcome)
         if error is not None:
-            stopped = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+            stopped = not isinstance(error, Exception)  # by hand, by asyncio, or by who no longer listens
             told = {"success": None if stopped else False, "ended": "cancelled" if stopped else "failed"} | told
-            told.setdefault("error", f"{type(error).__name__}: {error}")
+            told.setdefault("error", f"{type(error).__name__}: {_text(error)}")
         told.setdefault("success", True)
         costs = [turn.cost_usd for turn in self._turns if turn.cost_usd is not None]
         if costs:
@@ -266,23 +282,39 @@ class Task:
         return Trajectory(
             id=self.id,
             time=self.time,
-            task=self.task,
+            task=plain(self.task),
             problem=self.problem or (self._decisions[0].problem if self._decisions else "workflow"),
             policy=self._decisions[-1].policy if self._decisions else None,
             agent=self.agent,
             model=self.model,
-            user=self.user,
+            user=plain(self.user),
             group=self.group,
             tenant=self.tenant,
             decisions=tuple(self._decisions),
             turns=tuple(self._turns),
             outcome=Outcome(latency_ms=self._ms(), **told),
             feedback=tuple(self._said),
-            metadata=plain(self.metadata) or None,
+            metadata=_kept(self.metadata) or None,
         )
 
     def _ms(self) -> float:
         return (perf_counter() - self._began) * 1e3
+
+
+def _kept(value: Any) -> Any:
+    """As JSON has it now: what becomes of the value later is another matter."""
+    try:
+        return plain(value)
+    except Exception:  # a mapping that another thread changes, or one that cannot be read
+        return f"<{type(value).__name__}>"
+
+
+def _text(value: object) -> str:
+    """In its own words, if it has any."""
+    try:
+        return str(plain(str(value)))
+    except Exception:  # of whatever class it may be
+        return f"<{type(value).__name__}>"
 
 
 def new_id(kind: str, now: datetime) -> str:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from etude.contracts.errors import DataError
 from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
-from etude.learning.logged import Best, Logged, Shards, StopReason, distance, effective_share, held_out_value
+from etude.learning.logged import Best, Logged, Shards, StopReason, distance, effective_share, held_out_value, possible
 from etude.problems.base import Policy
 
 
@@ -123,7 +123,7 @@ class DPO:
         own, place = pairs.unique(return_inverse=True)  # each trajectory is evaluated once
         i = logged.rows(own)
         new = self.policy.evaluate(*logged.at(i))
-        log_ratio = new.log_prob - logged.log_propensity[i]
+        log_ratio = possible(new.log_prob) - logged.log_propensity[i]
         which = torch.arange(len(own), device=own.device).repeat_interleave(logged.lengths[own])
         total = torch.zeros(len(own), dtype=log_ratio.dtype, device=own.device).index_add(0, which, log_ratio)
         loss, right = dpo_loss(total[place[:, 0]], total[place[:, 1]], sure, self.config)
@@ -153,12 +153,20 @@ METRICS = ("loss", "accuracy", "entropy", "grad_norm", "ess", "kl_logged")
 """What a gradient step reports; the last two are of the policy and who logged, over its trajectories."""
 
 
+AMONG = 32
+"""Trajectories of a context that are compared in a pass, drawn anew where there are more: pairs are their square."""
+
+
 def mined(logged: Logged, c: DPOConfig, generator: Generator) -> Tensor:
     """(P, 2) trajectories of the same context, the better first: at most `pairs` of each, contexts in random order."""
     _, place = logged.context.unique(return_inverse=True)
     count = torch.bincount(place)
     order, most = place.argsort(stable=True), int(count.max())
+    if most > AMONG:
+        order = torch.randperm(len(place), generator=generator, device=generator.device)
+        order, most = order[place[order].argsort(stable=True)], AMONG
     among = torch.arange(len(order), device=order.device) - (count.cumsum(0) - count)[place[order]]
+    order, among = order[among < most], among[among < most]
     group = torch.full((len(count), most), -1, device=order.device)
     group[place[order], among] = order  # (contexts, most): their trajectories, then −1
     better, worse = (x.expand(-1, most, most).flatten(1) for x in (group[:, :, None], group[:, None]))

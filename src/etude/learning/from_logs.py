@@ -121,6 +121,8 @@ class LogsTraining:
 
     def _done(self, metrics: Mapping[str, float], trackers: Sequence[Tracker]) -> Pass:
         learner = self.learner
+        if isinstance(learner, LoggedPPO) and self.step == learner.config.warm_up:
+            self.before = metrics["estimate"]  # by the value that it has learned while its policy stayed
         is_best = learner.best.stale == 0 and bool(learner.best.weights)
         if is_best:
             weights = {f"policy.{name}": value for name, value in learner.best.weights.items()}

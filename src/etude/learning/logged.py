@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -94,10 +94,11 @@ class StopReason(StrEnum):
 
 
 def batches(logged: Logged, decisions: int, generator: Generator) -> Iterator[Tensor]:
-    """All trajectories in random order, in groups of about so many decisions."""
+    """All trajectories that have decisions in random order, in groups of about so many of these."""
     order = torch.randperm(len(logged.reward), generator=generator, device=generator.device)
+    order = order[logged.lengths[order] > 0]
     group = (logged.lengths[order].cumsum(0) - 1) // decisions
-    yield from order.split(torch.bincount(group).tolist())
+    yield from order.split(group.unique_consecutive(return_counts=True)[1].tolist())  # one may be longer than a group
 
 
 @torch.no_grad()
@@ -107,10 +108,21 @@ def evaluated(policy: Policy, logged: Logged, *, minibatch: int) -> Evaluation:
     rows = torch.arange(len(logged), device=logged.trajectory.device)
     found = [policy.evaluate(*logged.at(some)) for some in rows.split(minibatch)]
     return Evaluation(
-        log_prob=torch.cat([e.log_prob for e in found]),
+        log_prob=possible(torch.cat([e.log_prob for e in found])),
         entropy=torch.cat([e.entropy for e in found]),
         value=torch.cat([e.value for e in found]),
     )
+
+
+def possible(log_prob: Tensor) -> Tensor:
+    """As it is; DataError where a logged choice is one that the policy never makes: no ratio says anything of it."""
+    never = int((log_prob == -torch.inf).sum())
+    if never:
+        raise DataError(
+            f"{never} of {len(log_prob)} logged choices are impossible for this policy: its rules forbid them. Begin "
+            "with one whose catalogue and limits are those of who logged, or leave these trajectories out"
+        )
+    return log_prob
 
 
 def per_trajectory(x: Tensor, logged: Logged) -> Tensor:
@@ -138,7 +150,8 @@ def leave_one_out(logged: Logged) -> tuple[Tensor, Tensor]:
 
 def effective_share(weight: Tensor) -> Tensor:
     """Of a sample with these importance weights: the share that would be as precise without weights (Kish, 1965)."""
-    return weight.sum() ** 2 / (len(weight) * (weight**2).sum()).clamp(min=1e-30)
+    share = weight.double() / weight.double().max().clamp(min=1e-300)  # their squares may be beyond any float
+    return (share.sum() ** 2 / (len(share) * (share**2).sum()).clamp(min=1e-300)).to(weight.dtype)
 
 
 def distance(log_ratio: Tensor) -> Tensor:
@@ -153,14 +166,19 @@ def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibat
     would choose more often. With the effective share of the decisions and the distance from who logged."""
     log_ratios, values = [], []
     for logged in shards():
+        logged.check()
         log_ratio = evaluated(policy, logged, minibatch=minibatch).log_prob - logged.log_propensity
         advantage, counts = leave_one_out(logged)
+        if not counts.any():  # each is alone in its context: against all others
+            advantage, counts = leave_one_out(replace(logged, context=torch.zeros_like(logged.context)))
         more = (log_ratio.exp().clamp(max=truncation) - 1) * advantage[logged.trajectory]
         log_ratios.append(log_ratio)
         values.append((logged.reward + per_trajectory(more, logged))[counts])
-    log_ratio = torch.cat(log_ratios)
+    log_ratio, value = torch.cat(log_ratios), torch.cat(values)
+    if not len(value):
+        raise DataError("a single trajectory is held out, which there is nothing to compare with: hold out more")
     return {
-        "estimate": float(torch.cat(values).mean()),
+        "estimate": float(value.mean()),
         "held_out_ess": float(effective_share(log_ratio.exp())),
         "held_out_kl": float(distance(log_ratio)),
     }

@@ -90,7 +90,7 @@ class LoggedPPO:
             metrics = self.learn(shards)
             if held_out is not None:
                 metrics |= self._judge(held_out)
-                if self.epoch > c.warm_up:
+                if self.epoch > c.warm_up or self._why(metrics):  # what ends while warming up is all there is
                     self.best.see(metrics["estimate"])
             self.stopped = self._why(metrics)
             if self.stopped is not None:
@@ -116,7 +116,7 @@ class LoggedPPO:
         for logged in shards():
             logged.check()
             if not self.moments[1]:
-                self.moments = torch.stack([logged.reward.mean(), logged.reward.std().clamp(min=1e-6)]).to(self.device)
+                self.moments = moments(logged.reward).to(self.device)
             for part in batches(logged, c.anchor, self.generator):
                 rows += self._improve(logged.only(part))
         self.policy.train(False)
@@ -161,6 +161,7 @@ class LoggedPPO:
         """A doubly robust estimate of what the policy would earn, and how much of the held-out logs it rests on."""
         c, values, log_ratios = self.config, [], []
         for logged in held_out():
+            logged.check()
             now = evaluated(self.policy, logged, minibatch=c.minibatch)
             log_ratios.append(now.log_prob - logged.log_propensity)
             values.append(doubly_robust(logged, self._scaled(logged), now.value, log_ratios[-1].exp(), c.truncation))
@@ -182,6 +183,12 @@ class LoggedPPO:
         self.moments, self.epoch = state["moments"].to(self.device), int(state["epoch"])
         load_optimizer(self.optimizer, under("optimizer.", state))
         self.best.load_state_dict(under("best.", state))
+
+
+def moments(reward: Tensor) -> Tensor:
+    """(2,) mean and deviation, which is 1 where rewards do not differ: there is no scale in them."""
+    deviation = reward.std() if len(reward) > 1 else torch.zeros_like(reward[0])
+    return torch.stack([reward.mean(), deviation if deviation > 1e-6 else torch.ones_like(deviation)])
 
 
 METRICS = (

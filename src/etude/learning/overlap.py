@@ -77,7 +77,7 @@ def check_overlap(policy: Policy, shards: Shards, config: OverlapConfig, *, seed
     }
     means = [_mean(ratio, of, c) for of, ratio in ratios.items()]
     correlation = _correlation(log_b, log_mu)
-    if float(log_mu.std()) > 0.1 and correlation < c.min_correlation:
+    if float(log_mu.std(correction=0)) > 0.1 and correlation < c.min_correlation:
         raise DataError(
             f"logged propensities have nothing to do with the logged actions: over {len(log_mu)} decisions their "
             f"correlation with a fitted policy is {correlation:.3f}, expected at least {c.min_correlation}. {REMEDY}"
@@ -160,6 +160,5 @@ def _mean(ratio: Tensor, of: str, c: OverlapConfig) -> float:
 
 
 def _correlation(a: Tensor, b: Tensor) -> float:
-    return (
-        float(torch.corrcoef(torch.stack([a, b]))[0, 1]) if float(a.std()) > 0 and float(b.std()) > 0 else float("nan")
-    )
+    varies = all(float(x.std(correction=0)) > 0 for x in (a, b))
+    return float(torch.corrcoef(torch.stack([a, b]))[0, 1]) if varies else float("nan")

@@ -52,18 +52,18 @@ class WorkflowShards:
     known: Known
     memory: Memory
     seed: int = 0
+    draw: Callable[[], int] = lambda: 0
+    """Which draw a pass is. Where trajectories weigh differently, passes with the same number draw the same."""
     _kept: dict[int, tuple[Surroundings, Logged, torch.Tensor | None]] = field(default_factory=dict)
     _whole: bool = False  # everything is kept
-    _passes: int = 0
 
     def __call__(self) -> Iterator[Logged]:
-        self._passes += 1
-        luck = Generator().manual_seed(1_000_003 * self.seed + self._passes)
+        luck = Generator().manual_seed(1_000_003 * self.seed + self.draw())
         for surroundings, logged, weight in self._parts():
             self.policy.within(surroundings)
             if weight is None:
                 yield logged
-            else:  # drawn anew in every pass, as often as they weigh
+            else:  # as often as they weigh
                 drawn = torch.multinomial(weight, len(weight), replacement=True, generator=luck)
                 yield logged.only(drawn.sort().values.to(logged.reward.device))
 
@@ -71,21 +71,24 @@ class WorkflowShards:
         if self._whole:
             yield from self._kept.values()
             return
-        count = 0
-        for number, examples in enumerate(part for part in self.examples() if part):
-            if number not in self._kept:
-                part = self._prepare(examples)
+        count, whole = 0, True
+        for number, examples in enumerate(self.examples()):
+            part = self._kept.get(number) if examples else None
+            if part is None:
+                decided = [example for example in examples if _is_decided(example.trajectory)]
+                if not decided:
+                    continue
+                part = self._prepare(decided)
                 if len(self._kept) < KEPT:
                     self._kept[number] = part
-            else:
-                part = self._kept[number]
-            count += 1
+            count, whole = count + 1, whole and number in self._kept
             yield part
         if not count:
             raise DatasetError(
-                "nothing is left to learn from: its trajectories were all forgotten; create a new dataset"
+                "nothing is left to learn from: its trajectories were all forgotten, or people made every decision; "
+                "create a new dataset"
             )
-        self._whole = count == len(self._kept)
+        self._whole = whole
 
     def _prepare(self, examples: Sequence[Example]) -> tuple[Surroundings, Logged, torch.Tensor | None]:
         trajectories = [example.trajectory for example in examples]
@@ -122,3 +125,8 @@ class WorkflowShards:
                     f"trajectory {trajectory.id!r} was decided with another catalogue ({theirs}) than {ours}: give the "
                     "one it was logged with, --catalogue, or leave it out of the dataset"
                 )
+
+
+def _is_decided(trajectory: Trajectory) -> bool:
+    """Whether a policy made any of its decisions."""
+    return any(d.problem == "workflow" and d.propensity is not None for d in trajectory.decisions)

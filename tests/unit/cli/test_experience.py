@@ -192,16 +192,22 @@ def test_execution_logs_are_trajectories(capsys: pytest.CaptureFixture[str]) -> 
     assert "catalogue.json: does not exist" in refused(capsys, "ingest", "logs/executions.jsonl")
 
 
-def test_large_files_are_redacted_on_all_cores(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingesting, "WORTH", 10_000)
-    monkeypatch.setattr(ingesting, "BATCH", 7)
-    lines = [a_trajectory(i, task=f"mail person{i}@example.com") for i in range(60)]
-    told = told_json(capsys, "ingest", write("events.jsonl", *lines[:30], "nonsense", *lines[30:]))
+def test_a_run_is_a_trajectory_where_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    etude("run", "rules", "Summarise the report and mail it to Bob", "--experience")
+    stats = told_json(capsys, "experience", "stats")
+    assert (stats["trajectories"], stats["groups"][0]["policy"]) == (1, "rules")
+
+
+def test_large_files_are_redacted_on_all_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a process of its own: those that it starts leave a tracker behind."""
+    filling = "no harm in this. " * 12_000
+    lines = [a_trajectory(i, task=f"mail person{i}@example.com {filling}") for i in range(60)]
+    file = write("events.jsonl", *lines[:50], "nonsense", *lines[50:])
+    assert file.stat().st_size > ingesting.WORTH
+    command = [sys.executable, "-m", "etude.cli", "ingest", str(file), "--json"]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
     assert (told["new"], told["dead_letters"]) == (60, 1)
-    tasks = {json.loads(line)["task"] for line in exported(capsys)}
-    assert tasks == {"mail [EMAIL_1]"}
+    assert {json.loads(line)["task"][:14] for line in exported(capsys)} == {"mail [EMAIL_1]"}
 
 
 def exported(capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -49,9 +49,13 @@ def dataset(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.chdir(tmp_path)
     assert etude("ingest", logs / "executions.jsonl") == 0
     assert etude("reward", "rescore", "--version", "2") == 0
+    return created(Path("d"))
+
+
+def created(out: Path, *more: str) -> Path:
     create = ("dataset", "create", "--problem", "workflow", "--reward-version", "2", "--shares", "0.6,0.3,0.1")
-    assert etude(*create, "--out", "d") == 0
-    return Path("d")
+    assert etude(*create, "--out", out, *more) == 0
+    return out
 
 
 def learn(dataset: Path, first: Path, out: str, *more: str) -> list[str | Path]:
@@ -89,20 +93,67 @@ def test_without_a_checkpoint_it_is_who_logged(dataset: Path, first: Path, capsy
     assert etude("train", "workflow", "--dataset", dataset, "--out", "runs/a", *FAST) == 0
 
 
-def test_interrupted_it_goes_on_to_the_same_weights(dataset: Path, first: Path) -> None:
+@pytest.mark.parametrize("weighed", [[], ["--prioritise", "1"]])
+def test_interrupted_it_goes_on_to_the_same_weights(weighed: list[str], dataset: Path, first: Path) -> None:
+    dataset = created(Path("w"), *weighed)
     whole = weights(dataset, first, Path("whole"))
     given = [flag.removeprefix("--set=") for flag in FAST if "--set" in flag]
     settings = resolve(assignments=[*given, "run.device=cpu"]).settings
     training = make_from_logs(settings, Path("parts"), str(dataset), "rloo", checkpoint=first)
     next(training.epochs())
-    assert weights(dataset, first, Path("parts")).keys() == whole.keys()
-    for name, value in weights(dataset, first, Path("parts")).items():
+    resumed = weights(dataset, first, Path("parts"))
+    assert resumed.keys() == whole.keys()
+    for name, value in resumed.items():
         assert torch.equal(value, whole[name]), name
 
 
 def weights(dataset: Path, first: Path, out: Path) -> dict[str, torch.Tensor]:
     assert etude(*learn(dataset, first, str(out), "--algorithm", "rloo")) == 0
     return read_checkpoint(checkpoints(out / "checkpoints")[-1])[0]
+
+
+def test_trajectories_that_weigh_differently_are_drawn_anew_each_pass_and_alike_within_one(
+    dataset: Path, first: Path
+) -> None:
+    settings = resolve(assignments=["run.device=cpu"]).settings
+    training = make_from_logs(
+        settings, Path("a"), str(created(Path("w"), "--prioritise", "1")), "rloo", checkpoint=first
+    )
+
+    def drawn(shards: Any) -> list[float]:
+        return [reward for logged in shards() for reward in logged.reward.tolist()]
+
+    once, aside = drawn(training.train), drawn(training.held_out)
+    assert drawn(training.train) == once  # the check of overlap lays two passes side by side
+    training.learner.epoch = 1
+    assert drawn(training.train) != once
+    assert drawn(training.held_out) == aside  # estimates are of the same trajectories
+
+
+def test_trajectories_that_people_decided_are_left_out(logs: Path, first: Path, capsys: Captured) -> None:
+    lines = [json.loads(line) for line in (logs / "executions.jsonl").read_text().splitlines()]
+    for line in lines[::2]:
+        for decision in line["decisions"]:
+            decision["propensity"] = None
+    Path("people").mkdir()
+    Path("people/executions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    shutil.copy(logs / "catalogue.json", "people")
+    assert etude("ingest", "people/executions.jsonl") == 0
+    assert etude("reward", "rescore", "--version", "2") == 0
+    dataset = created(Path("p"))
+    training = make_from_logs(
+        resolve(assignments=["run.device=cpu"]).settings, Path("a"), str(dataset), "rloo", checkpoint=first
+    )
+    told = [logged for shards in (training.train, training.held_out) for logged in shards()]
+    assert all(bool((logged.lengths > 0).all()) for logged in told)
+    assert 0 < sum(len(logged.reward) for logged in told) <= len(lines[1::2])
+
+
+def test_one_pass_of_ppo_is_a_planner(dataset: Path, first: Path, capsys: Captured) -> None:
+    """The value warms up in it, and nothing comes after."""
+    told = told_json(capsys, *learn(dataset, first, "runs/a", "--set=from_logs.ppo.epochs=1"))
+    assert told["epochs"] == 1
+    assert load_planner(Path("runs/a")).plan("Summarise the report.").nodes
 
 
 def test_shuffled_propensities_are_refused(logs: Path, first: Path, capsys: Captured) -> None:

@@ -1,0 +1,71 @@
+"""SQLite's connections and locks do not survive a fork: nobody uses them while one happens, and a child begins anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition
+from weakref import WeakSet
+
+PATIENCE_S = 2.0
+"""How long a fork waits for connections in use. Who forks amid a scan of its own waits in vain, and must not go on
+with that scan in the child."""
+
+
+class ForkGate:
+    """Users go in and out; before a fork they are let out, and what is idle is closed."""
+
+    def __init__(self, *, close_idle: Callable[[], None], renew: Callable[[], None]) -> None:
+        """`renew` makes the locks of a child anew, which threads may have held that it does not have."""
+        self._close_idle, self._renew = close_idle, renew
+        self._changed, self._inside, self._shut = Condition(), 0, False
+        _gates.add(self)
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._shut)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def shut(self) -> None:
+        with self._changed:
+            self._shut = True
+            self._changed.wait_for(lambda: not self._inside, timeout=PATIENCE_S)
+        self._close_idle()
+
+    def open(self) -> None:
+        with self._changed:
+            self._shut = False
+            self._changed.notify_all()
+
+    def begin_anew(self) -> None:
+        self._changed, self._inside, self._shut = Condition(), 0, False
+        self._renew()
+
+
+_gates: WeakSet[ForkGate] = WeakSet()
+
+
+def _before() -> None:
+    for gate in list(_gates):
+        gate.shut()
+
+
+def _in_parent() -> None:
+    for gate in list(_gates):
+        gate.open()
+
+
+def _in_child() -> None:
+    for gate in list(_gates):
+        gate.begin_anew()
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

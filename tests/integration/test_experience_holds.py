@@ -1,0 +1,367 @@
+"""Experience in hostile hands: what is wrong is told in one line or kept as a dead letter, and the agent goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etude as package
+from etude.adapters.outbox import Outbox
+from etude.bootstrap import experience as wiring
+from etude.contracts.examples import EXAMPLES
+from etude.contracts.subjects import encode
+from etude.contracts.trajectory import Feedback, Trajectory
+from tests.servers.nats import NatsServer
+from tests.tiny import etude, refused, told_json
+
+BASE: dict[str, Any] = json.loads(encode(EXAMPLES[Trajectory])) | {"time": "2026-11-15T08:00:00Z"}
+COMMAND = [sys.executable, "-m", "etude.cli"]
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    for collector in wiring._collectors.values():
+        collector.bus.close()
+    wiring._collectors.clear()
+
+
+def line(id: str, **changes: Any) -> bytes:
+    return json.dumps(BASE | {"id": id} | changes).encode()
+
+
+def write(*lines: bytes, end: bytes = b"\n", start: bytes = b"") -> str:
+    Path("events.jsonl").write_bytes(start + b"".join(one + end for one in lines))
+    return "events.jsonl"
+
+
+def nested(levels: int) -> bytes:
+    """Without a type, and with an address that only who reads the JSON finds."""
+    who = rb'"ana\u0040example.com"'
+    deep = b"[" * levels + who + b"]" * levels
+    return b'{"id": "deep-%d", "time": "2026-11-15T08:00:00Z", "task": "x", "metadata": {"a": %s}}' % (levels, deep)
+
+
+STRANGE = {
+    "a list": (b"[]", "got `array`"),
+    "a wrong type": (line("a", task=5), "$.task"),
+    "a wrong value": (line("a", outcome={"success": "yes"}), "$.outcome.success"),
+    "no time zone": (line("a", time="2026-11-15T08:00:00"), "timezone"),
+    "the far future": (line("a", time="9999-12-31T23:59:59-14:00"), "ahead of the clock"),
+    "another's subject": (line("a", type="what.is.this"), "what.is.this"),
+    "a reward": (line("a", type="agent.rl.reward.v1"), "agent.rl.reward.v1"),
+    "a newer version": (line("a", type="agent.rl.trajectory.v9"), "newer version"),
+    "500 levels": (nested(500), "nested"),
+    "100,000 levels": (nested(100_000), "nested too deeply"),
+    "not UTF-8": (line("a").replace(b'"a"', b'"\xff"'), "JSON"),
+    "a NUL": (line("a").replace(b'"a"', b'"\x00"'), "JSON"),
+    "half a character": (line("a", task="\ud800"), "surrogate"),
+    "1e400": (line("a", metadata={"n": 0}).replace(b'"n": 0', b'"n": 1e400'), "out of range"),
+    "17 MB": (line("a", task="x" * (17 << 20)), "too large"),
+}
+
+
+def test_strange_lines_are_buried_each_with_its_reason_and_the_rest_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = write(line("first"), *(bad for bad, _ in STRANGE.values()), nested(150), line("last"))
+    told = told_json(capsys, "ingest", file)
+    assert (told["new"], told["dead_letters"]) == (3, len(STRANGE))
+    letters = told_json(capsys, "experience", "dead-letters", "--limit", "100")
+    assert len(letters) == len(STRANGE)
+    for letter, (_, reason) in zip(letters, STRANGE.values(), strict=True):
+        assert reason in letter["reason"]
+    assert told_json(capsys, "ingest", file)["duplicate"] == 3
+    shown = told_json(capsys, "experience", "show", "deep-150")
+    assert "[EMAIL_1]" in json.dumps(shown)
+
+
+def test_an_id_with_other_content_is_refused_and_feedback_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    said = json.loads(encode(EXAMPLES[Feedback])) | {"trajectory_id": "later", "time": "2026-11-15T08:00:00Z"}
+    feedback = json.dumps(said).encode()
+    first = told_json(capsys, "ingest", write(feedback, feedback, line("a"), line("a", task="another")))
+    assert (first["new"], first["duplicate"], first["dead_letters"]) == (2, 1, 1)
+    told_json(capsys, "ingest", write(line("later", decisions=[], turns=[])))
+    story = told_json(capsys, "experience", "show", "later")
+    assert len(story["feedback"]) == 1
+    assert told_json(capsys, "reward", "explain", "later")
+
+
+def test_files_of_other_systems(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told_json(capsys, "ingest", write(line("a"), b"", line("b"), end=b"\r\n", start=b"\xef\xbb\xbf"))["new"] == 2
+    assert told_json(capsys, "ingest", write()) == {"dead_letters": 0, "reasons": {}}
+    assert told_json(capsys, "ingest", write(b"", b"  ", start=b"\xef\xbb\xbf")) == {"dead_letters": 0, "reasons": {}}
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(line("c")))
+    writer.start()
+    assert told_json(capsys, "ingest", "pipe")["new"] == 1
+    writer.join()
+
+
+def test_numbers_beyond_any_sum_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    huge = {"cost_usd": 1e308, "latency_ms": 1e308}
+    file = write(line("a", outcome=huge), line("b", outcome=huge), line("c", time="0001-01-01T00:00:00+14:00"))
+    assert told_json(capsys, "ingest", file)["new"] == 3
+    for command in (("stats",), ("list",), ("show", "a"), ("expire", "--days", "1e300")):
+        assert etude("experience", *command) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("experience: {foldr: x}", "did you mean 'experience.folder'"),
+        ("experience: {bus: 'kafka://x'}", "nats://host:4222"),
+        ("experience: {store: 'mysql://[x'}", "clickhouse://"),
+        ("experience: {keep_kinds: [nope]}", "expected some of"),
+        ("experience: {reward_version: 77}", "no reward definition"),
+        ("experience: {folder: events.jsonl}", "set another one"),
+        ("{{{", "not valid YAML"),
+    ],
+)
+def test_wrong_settings_are_told_and_the_agent_goes_on(
+    settings: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "PATIENCE_S", 0.0)
+    file = write(line("a"))
+    Path("etude.yaml").write_text(settings)
+    assert told in refused(capsys, "ingest", file)
+    with package.task("x", user="u1") as task:
+        task.turn(result=1)
+    package.feedback(task.id, stars=5)
+
+
+def test_what_cannot_be_read_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a folder" in refused(capsys, "ingest", ".")
+    assert "no such file" in refused(capsys, "ingest", "vanished.jsonl")
+    assert "no trajectory" in refused(capsys, "experience", "show", "nobody")
+    assert "no cursor" in refused(capsys, "experience", "list", "--after", "nonsense")
+
+
+@pytest.mark.parametrize("name", ["outbox.sqlite", "experience.sqlite"])
+def test_a_damaged_file_is_told_and_the_agent_goes_on(
+    name: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(".etude").mkdir()
+    Path(".etude", name).write_bytes(b"nonsense" * 4096)
+    with caplog.at_level(logging.ERROR, logger="etude"), package.task("x", user="u1") as task:
+        assert task.decide("tone", eligible=["a"]).action == "a"
+    assert not task.collected
+    assert name in caplog.text
+    for command in ("ingest", write(line("a"))), ("experience", "stats"):
+        assert name in refused(capsys, *command)
+    Path(".etude", name).unlink()
+    with package.task("x", user="u1") as task:
+        ...
+    assert task.collected  # without a new start of the agent
+
+
+class OddError(Exception):
+    """Says nothing, not even what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Locked(dict[str, Any]):
+    """Changes while it is read, as a mapping of another thread does."""
+
+    def items(self) -> Any:
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+def test_odd_values_never_reach_the_agent() -> None:
+    with package.task("half a \ud800", user="\udcff") as task:
+        task.turn(observation=Locked(a=1), result=10**400, error=OddError())
+    assert task.collected
+    with pytest.raises(OddError), package.task("x"):
+        raise OddError
+    for wrong in ({"cost_usd": "free"}, {"cost_usd": 10**400}):
+        with package.task("x") as task:
+            task.turn(**wrong)
+            task.turn(cost_usd=0.1)
+        assert not task.collected
+    with package.task("x", user=["nobody"]) as task:
+        task.outcome(quality=[1])
+    assert not task.collected
+
+
+def outcomes(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """By task."""
+    rows = told_json(capsys, "experience", "list", "--limit", "1000")["rows"]
+    stories = [told_json(capsys, "experience", "show", row["id"])["trajectory"] for row in rows]
+    return {story["task"]: story["outcome"] for story in stories}
+
+
+def test_tasks_that_are_nested_cancelled_or_left(capsys: pytest.CaptureFixture[str]) -> None:
+    def left() -> Iterator[None]:
+        with package.task("left"):
+            yield
+
+    async def waits() -> None:
+        with package.task("cancelled"):
+            await asyncio.sleep(60)
+
+    async def cancels() -> None:
+        waiting = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    steps = iter(left())
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    asyncio.run(cancels())
+    with pytest.raises(ValueError, match="within"), package.task("outer"), package.task("inner"):
+        raise ValueError("within")
+    found = outcomes(capsys)
+    assert {name: outcome.get("ended") for name, outcome in found.items()} == {
+        "left": "cancelled",
+        "cancelled": "cancelled",
+        "outer": "failed",
+        "inner": "failed",
+    }
+
+
+def collect(count: int) -> int:
+    for i in range(count):
+        with package.task(f"x{i}", user="u1") as task:
+            task.turn(result=i)
+        assert task.collected
+    return count
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_threads_and_forked_children_collect(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = [threading.Thread(target=collect, args=(10,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.map(collect, [5] * 6) == [5] * 6
+    assert told_json(capsys, "experience", "stats")["trajectories"] == 110
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_while_another_thread_makes_its_collector_does_not_wait_for_it() -> None:
+    with wiring._turn:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            os._exit(0 if collect(1) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_full_disk_is_told_and_what_was_taken_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Outbox(Path(".etude/outbox.sqlite"), max_bytes=300_000)
+    kept = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(wiring, "open_outbox", lambda config: small)
+        for _ in range(40):
+            with package.task("x") as task:
+                task.turn(result="x" * 9000)
+            kept += task.collected
+    assert 10 < kept < 40
+    assert told_json(capsys, "experience", "stats")["trajectories"] == kept
+
+
+def test_a_lock_that_another_process_holds_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etude.adapters.outbox.PATIENCE_S", 0.2)
+    assert told_json(capsys, "ingest", write(line("a")))["new"] == 1
+    holder = sqlite3.connect(".etude/outbox.sqlite", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with package.task("x") as task:
+        ...
+    assert not task.collected
+    assert "end what holds it" in refused(capsys, "ingest", "events.jsonl")
+    holder.close()
+    with package.task("x") as task:
+        ...
+    assert task.collected
+
+
+def test_an_interrupted_ingest_is_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(*(line(f"t-{i}", metadata={"text": "words " * 200}) for i in range(3000)))
+    process = subprocess.Popen([*COMMAND, "ingest", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and taken() < 200:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    before = taken()
+    assert 0 < before < 3000
+    told = told_json(capsys, "ingest", file)
+    assert (told["new"], told["duplicate"]) == (3000 - before, before)
+    stats = told_json(capsys, "experience", "stats")
+    assert (stats["trajectories"], stats["rewards"]) == (3000, 3000)
+
+
+def taken() -> int:
+    """As somebody beside it sees."""
+    try:
+        db = sqlite3.connect("file:.etude/experience.sqlite?mode=ro", uri=True)
+        try:
+            return int(db.execute("SELECT count(*) FROM trajectories").fetchone()[0])
+        finally:
+            db.close()
+    except sqlite3.Error:
+        return 0
+
+
+def test_a_broker_that_comes_back_has_lost_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = NatsServer(tmp_path / "nats")
+    Path("etude.yaml").write_text(f"experience: {{bus: '{server.url}'}}")
+    worker = subprocess.Popen([*COMMAND, "experience", "work"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert told_json(capsys, "ingest", write(*(line(f"a-{i}") for i in range(50))))["sent"] == 50
+        until(50)
+        server.kill()
+        collect(5)  # into the outbox
+        server.start()
+        assert told_json(capsys, "ingest", write(*(line(f"b-{i}") for i in range(50)), b"nonsense"))["sent"] == 51
+        until(105)
+        worker.send_signal(signal.SIGINT)
+        _, errors = worker.communicate(timeout=20)
+        assert worker.returncode == 0
+        assert b"Traceback" not in errors
+        assert len(told_json(capsys, "experience", "dead-letters")) == 1
+    finally:
+        worker.kill()
+        worker.communicate()
+        for collector in wiring._collectors.values():
+            collector.bus.close()
+        server.stop()
+
+
+def until(count: int) -> None:
+    deadline = time.monotonic() + 20
+    while taken() < count:
+        assert time.monotonic() < deadline, f"{taken()} of {count} came"
+        time.sleep(0.05)
+
+
+def test_a_clock_that_is_behind_is_no_reason_to_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("etude.yaml").write_text("experience: {max_ahead_s: 1.0e+300}")
+    ahead = (datetime.now(UTC) + timedelta(days=3)).isoformat()
+    assert told_json(capsys, "ingest", write(line("a", time=ahead), line("b", time="1969-01-01T00:00:00Z")))["new"] == 2
