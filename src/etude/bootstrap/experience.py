@@ -28,6 +28,7 @@ from etude.experience.definitions import add_definition, find_definition
 from etude.experience.forward import GROUP as FORWARD
 from etude.experience.forward import forward
 from etude.experience.ingest import BASELINES, Counts, Ingest, consume, publisher
+from etude.experience.ingest import GROUP as INGEST
 from etude.experience.redact import RedactionConfig
 from etude.experience.redaction.found import KINDS
 from etude.experience.rewards import Rewarder
@@ -184,6 +185,8 @@ class Experience:
 
     def catch_up(self) -> Counts:
         """Take in what waits on the bus."""
+        if not self.bus.pending(TRAJECTORIES, INGEST):
+            return Counts()
         return consume(self.bus, self.ingest(), stop=threading.Event(), until_empty=True)
 
 

@@ -324,4 +324,6 @@ def add_definition(store: ExperienceStore, definition: RewardDefinition) -> None
             f"reward definition {definition.version} is {kept.name!r} ({kept.hash}), and this one ({definition.hash}) "
             f"says something else: a version never changes; give it the version {max(known) + 1}"
         )
-    store.put(DEFINITIONS, f"{definition.version:09d}", msgspec.json.encode(definition))
+    key = f"{definition.version:09d}"
+    if key not in store.documents(DEFINITIONS):
+        store.put(DEFINITIONS, key, msgspec.json.encode(definition))
