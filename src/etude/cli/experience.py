@@ -251,7 +251,7 @@ def _opened(out: Path | None) -> Any:
 @app.command()
 def forget(
     user: Annotated[str, typer.Option(help="Whose trajectories are to be erased.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nobody is asked.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -262,7 +262,7 @@ def forget(
     from etude.bootstrap.experience import experience, now, open_outbox
     from etude.experience.forgetting import forget as forget_everywhere
 
-    if not yes and not as_json:
+    if not yes and not as_json and sys.stdin.isatty():
         typer.confirm(f"Erase everything about {user!r}?", abort=True)
     with experience(config) as opened:
         buses = [opened.bus] if opened.is_embedded else [opened.bus, open_outbox(opened.config)]

@@ -126,6 +126,7 @@ def test_a_user_is_forgotten_everywhere(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_forgetting_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     etude("ingest", write("events.jsonl", a_trajectory(1)))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: (_ for _ in ()).throw(SystemExit(1)))
     assert etude("experience", "forget", "--user", "u1") == 1
     assert told_json(capsys, "experience", "stats")["trajectories"] == 1
