@@ -97,6 +97,8 @@ def train(
     if dataset is not None:
         given = {"--data": data, "--replay": replay, "--episodes": episodes, "--shift": shift, "--encoder": encoder}
         given |= {"--batch-size": batch_size, "--epochs": epochs}
+        if catalogue and len(catalogue) > 1:
+            raise ConfigError(f"there are {len(catalogue)} --catalogue: a dataset was logged with one")
         if wrong := [flag for flag, value in given.items() if value is not None]:
             raise ConfigError(
                 f"{wrong[0]} does not go with --dataset, whose settings are below `from_logs`; leave it out"
