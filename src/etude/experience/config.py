@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 EMBEDDED = "embedded"
 
@@ -37,5 +37,5 @@ class ExperienceConfig:
     """By problem, who decides in `task.decide`: a run's folder, or a policy by name."""
     workers: str | None = None
     """The workers file that `task.decide("workflow", …)` plans for; null is the simulated office."""
-    explore: Annotated[float, Ge(0)] = 0.0
+    explore: Annotated[float, Ge(0), Le(1)] = 0.0
     """How often a lot decides instead of a policy that draws none; a run draws as in training if it is above 0."""

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from etude.adapters.outbox import Outbox
+from etude.adapters.sqlite import SqliteStore
+from etude.contracts.query import Where
 from etude.contracts.subjects import TRAJECTORIES
 
 HEAD = """
 import os, sys, threading, time
 from pathlib import Path
 from etude.adapters.outbox import Outbox
+from etude.adapters.sqlite import SqliteStore
+from etude.contracts.query import Where
 from etude.contracts.bus import Message
 outbox = Outbox(Path("outbox.sqlite"))
 def send(name, count):
@@ -58,3 +62,28 @@ def test_whoever_forks_may_go_on_on_both_sides(code: str, sent: int, tmp_path: P
         outbox.ack(batch)
     outbox.close()
     assert len(given) == len(set(given)) == sent, json.dumps(given)[:500]
+
+
+STORE = """
+import os, threading, time
+from datetime import UTC, datetime
+from pathlib import Path
+from etude.adapters.sqlite import SqliteStore
+from etude.contracts.subjects import encode
+from etude.contracts.trajectory import Trajectory
+store = SqliteStore(Path("store.sqlite"))
+def keep(name, count):
+    for i in range(count):
+        event = Trajectory(id=f"{name}-{i}", time=datetime.now(UTC), task="x")
+        store.append([(event, encode(event))])
+keep("first", 1)
+"""
+
+
+def test_the_store_may_be_forked_amid_writing(tmp_path: Path) -> None:
+    code = STORE + BUSY_THREADS.replace("send", "keep")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60)
+    store = SqliteStore(tmp_path / "store.sqlite")
+    kept = [row.summary.id for row in store.scan(Where(), version=1)]
+    store.close()
+    assert len(kept) == len(set(kept)) == 1 + 160 + 60

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import etude as package
+from etude.adapters.outbox import Outbox
 from etude.bootstrap import experience as wiring
 from etude.bootstrap import ingesting
 from etude.contracts.examples import EXAMPLES
-from etude.contracts.subjects import encode
+from etude.contracts.subjects import TRAJECTORIES, encode
 from etude.contracts.trajectory import Feedback, Trajectory
 from tests.servers.nats import NatsServer
 from tests.tiny import etude, refused, told_json
@@ -241,6 +242,9 @@ def test_three_lines_bring_it_to_a_broker(capsys: pytest.CaptureFixture[str], tm
         assert told_json(capsys, "ingest", file)["sent"] == 11
         code = "import etude\nwith etude.task('hello', user='u9'):\n  ..."
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        outbox = Outbox(Path(".etude/outbox.sqlite"))
+        assert outbox.pending(TRAJECTORIES, "forward") == 0  # an agent that ends at once has sent it on
+        outbox.close()
         worker = subprocess.Popen([sys.executable, "-m", "etude.cli", "experience", "work"], stderr=subprocess.DEVNULL)
         try:
             until(lambda: told_json(capsys, "experience", "stats")["trajectories"] == 11)
