@@ -6,7 +6,7 @@
 Six workers ask one HTTP service in a process of its own, which for 30 % of its calls hangs, dies in mid-response,
 stalls in mid-stream, answers garbage, 429 or 500, each as often. Two workers are no good at some task types besides:
 there, four of five answers are not what was asked for, which verifiers see and no retry cures. All policies get the
-same instructions with the same plans, the best ones with workers drawn by lot among the able; they decide about
+same instructions with the same plans, the best ones with workers chosen at random among the able; they decide about
 corrections alone. They take turns, a block of workflows each, so that all meet the same machine. One core does all that
 200 workflows need, 20 to 50 ms each: with an attempt's time as short as a second, answers would lie unread longer than
 that (`--timeout 1 --latency 0.2 --time 20` shows what happens then).
@@ -40,25 +40,26 @@ import torch
 from results import save
 from torch import Tensor
 
-from etude.bootstrap.planner import load_planner
 from etude.contracts.errors import PlanError
 from etude.contracts.ports import Verifier
+from etude.evidence.intervals import estimate_share
 from etude.orchestrator.crew import Crew
 from etude.orchestrator.executor import Orchestrator
 from etude.orchestrator.log import Damaged, ExecutionLog, read_log
-from etude.orchestrator.metrics import summarise, wilson
-from etude.orchestrator.record import Execution
+from etude.orchestrator.metrics import summarise
+from etude.orchestrator.record import Execution, correction_of, failed_node
 from etude.orchestrator.verifiers import RegexVerifier, SchemaVerifier
 from etude.orchestrator.workers.openai import OpenAIWorker
 from etude.problems.base import Obs
-from etude.problems.workflow import phrases
-from etude.problems.workflow.catalogue import Catalogue, Worker
-from etude.problems.workflow.decide import Chooser, Decider, Luck, by_rules, certain
-from etude.problems.workflow.experts import Planner, Reader, praised
+from etude.problems.catalogue import Catalogue, Worker
+from etude.problems.workflow.artefact import load_planner
+from etude.problems.workflow.decide import Chooser, WorkflowDecider, by_rules, certain
+from etude.problems.workflow.experts import KeywordReader, RulePlanner, by_reputation
 from etude.problems.workflow.grammar import Correction, Rules
+from etude.problems.workflow.office import phrases
+from etude.problems.workflow.office.scenarios import from_examples, generate
 from etude.problems.workflow.plan import SLACK, Limits, Node, Plan
 from etude.problems.workflow.progress import Live
-from etude.problems.workflow.scenarios import from_examples, generate
 
 ACTS = ("hang", "die", "stall", "garbage", "busy", "error")
 MISBEHAVES = 0.3
@@ -147,12 +148,12 @@ def serve(options: Mapping[str, Any]) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.chat_server import Act, ChatServer
 
-    luck, acts, bills = Random(options["seed"]), defaultdict[str, Counter[str]](Counter), Counter[str]()
+    rng, acts, bills = Random(options["seed"]), defaultdict[str, Counter[str]](Counter), Counter[str]()
     prices = {w.name: w.cost_usd(tokens_in=300, tokens_out=500) for w in WORKERS}
 
     def answer(request: dict[str, Any]) -> str:
         step = _line(request, "Step: ")
-        unable = step in NO_GOOD.get(request["model"], ()) and luck.random() < UNABLE
+        unable = step in NO_GOOD.get(request["model"], ()) and rng.random() < UNABLE
         return "I am afraid so" if unable else json.dumps({"step": step, "result": "done"})
 
     class Service(ChatServer):
@@ -162,7 +163,7 @@ def serve(options: Mapping[str, Any]) -> None:
                 bills[f"{request['user']}\n{_line(request, 'Task: ')}"] += prices[request["model"]]  # type: ignore[assignment]
             return super().said(act, request)
 
-    async def until_told() -> None:
+    async def until_stopped() -> None:
         chances = dict.fromkeys(ACTS, MISBEHAVES / len(ACTS))
         service = Service(
             chances=chances,
@@ -177,7 +178,7 @@ def serve(options: Mapping[str, Any]) -> None:
             await asyncio.to_thread(sys.stdin.readline)
             print(json.dumps({"acts": acts, "bills": bills, "open": len(service.connections)}), flush=True)
 
-    asyncio.run(until_told())
+    asyncio.run(until_stopped())
 
 
 def _line(request: Mapping[str, Any], start: str) -> str:
@@ -196,7 +197,7 @@ def service(options: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
 
 
 def catalogue(load: Load) -> Catalogue:
-    types = tuple(t for t in phrases.CATALOGUE.task_types if t.name not in phrases.NEWCOMERS)
+    types = tuple(t for t in phrases.CATALOGUE.task_types if t.name not in phrases.NEW_ENTRIES)
     offered = Catalogue(task_types=types, workers=WORKERS)
     for worker in WORKERS:
         offered = offered.updated(worker.name, latency_ms=1000 * load.latency_s)
@@ -204,13 +205,13 @@ def catalogue(load: Load) -> Catalogue:
 
 
 def cases(count: int, offered: Catalogue, limits: Limits, *, seed: int) -> list[Case]:
-    """Best plans of 2 to 6 subtasks, workers by lot among the able."""
-    scenarios, luck, found = generate(seed, count + count // 5 + 100), Random(seed), list[Case]()
+    """Best plans of 2 to 6 subtasks, workers chosen at random among the able."""
+    scenarios, rng, found = generate(seed, count + count // 5 + 100), Random(seed), list[Case]()
     for row in (scenarios.length >= 2).nonzero()[:, 0].tolist()[:count]:
         best, plan = scenarios.plan(row), None
         while plan is None:
             nodes = [
-                {"task_type": n.task_type, "dependencies": n.dependencies, "worker": _able(offered, n.task_type, luck)}
+                {"task_type": n.task_type, "dependencies": n.dependencies, "worker": _able(offered, n.task_type, rng)}
                 for n in best.nodes
             ]
             plan = _checked(best.instruction, nodes, offered, limits)
@@ -220,15 +221,15 @@ def cases(count: int, offered: Catalogue, limits: Limits, *, seed: int) -> list[
     return found
 
 
-def _able(offered: Catalogue, task_type: str, luck: Random) -> str:
-    return luck.choice([w.name for w in offered.workers if offered.able(w, task_type)])
+def _able(offered: Catalogue, task_type: str, rng: Random) -> str:
+    return rng.choice([w.name for w in offered.workers if offered.able(w, task_type)])
 
 
 def _checked(instruction: str, nodes: Sequence[Mapping[str, Any]], offered: Catalogue, limits: Limits) -> Plan | None:
     plan = Plan(instruction=instruction, nodes=tuple(Node(**node) for node in nodes))
     try:
         plan.check(offered, limits)
-    except PlanError:  # too dear: other workers
+    except PlanError:  # too expensive: other workers
         return None
     return plan
 
@@ -261,7 +262,7 @@ def crew(user: str, url: str, offered: Catalogue, load: Load, *, of: type[Crew])
 
 
 class Tireless(Crew):
-    """Where nobody is left alone for a while after failures in a row: to try again is always allowed."""
+    """Where no worker is given a rest after failures in a row: to try again is always allowed."""
 
     def live(self, workflow: str, *, now_s: float) -> tuple[Live, ...]:
         for member in self.members:
@@ -269,33 +270,33 @@ class Tireless(Crew):
         return super().live(workflow, now_s=now_s)
 
 
-def by_switching(rules: Rules, instruction: str, luck: Luck) -> Chooser:
-    """Another worker after every failure, the most praised of those able; where there is none, again; then replan."""
+def by_switching(rules: Rules, instruction: str) -> Chooser:
+    """Another worker after every failure, by reputation; the same one where there is no other; then replan."""
 
     def at_once(draft: Obs) -> Tensor:
         liking = torch.zeros((1, len(Correction)))
         liking[0, [Correction.SWITCH, Correction.RETRY, Correction.REPLAN]] = torch.tensor([3.0, 2.0, 1.0])
         return liking
 
-    read = Reader(rules.catalogue, without=set()).read(instruction)
+    read = KeywordReader(rules.catalogue, without=set()).read(instruction)
     plans = from_examples([(instruction, *read)], rules.catalogue)
-    return certain(Planner(rules, plans, worker=praised(rules), correction=at_once), luck)
+    return certain(RulePlanner(rules, plans, worker=by_reputation(rules), correction=at_once))
 
 
 def contenders(
     url: str, offered: Catalogue, load: Load, folder: Path, who: Sequence[str], run: Path
 ) -> list[Contender]:
-    choosers = {"retry": by_rules(retry_only=True), "rules": by_rules(), "switch": by_switching}
+    choosers = {"retry": by_rules(retries_only=True), "rules": by_rules(), "switch": by_switching}
     found = []
     for name in who:
         policy, tireless, _ = name.partition("+")
         if policy == "learned":
             decider = load_planner(run).decider(catalogue=offered, limits=load.limits)
         else:
-            decider = Decider(version=policy, catalogue=offered, limits=load.limits, choosers=choosers[policy])
+            decider = WorkflowDecider(version=policy, catalogue=offered, limits=load.limits, choosers=choosers[policy])
         assert decider.limits == load.limits
         staff = crew(name, url, offered, load, of=Tireless if tireless else Crew)
-        log = ExecutionLog(folder / name, offered)
+        log = ExecutionLog(folder / name, offered, redact=None)
         orchestrator = Orchestrator(decider, staff, log=log)
         found.append(Contender(name=name, orchestrator=orchestrator, log=log, folder=folder / name))
     return found
@@ -346,9 +347,7 @@ def is_done(execution: Execution, plan: Plan, offered: Catalogue) -> bool:
 
 
 def share(hits: Sequence[bool]) -> dict[str, Any]:
-    if not hits:
-        return {"count": 0}
-    return {"count": len(hits), "mean": sum(hits) / len(hits), "ci95": wilson(sum(hits), len(hits))}
+    return estimate_share(sum(hits), len(hits)).to_json()
 
 
 def judged(
@@ -358,7 +357,7 @@ def judged(
     limits = load.limits
     assert limits.max_cost_usd is not None
     assert limits.max_time_ms is not None
-    most_usd, most_ms = limits.max_cost_usd * (1 + SLACK), limits.max_time_ms * (1 + SLACK)
+    max_usd, most_ms = limits.max_cost_usd * (1 + SLACK), limits.max_time_ms * (1 + SLACK)
     lines = list(read_log(one.folder))
     executions = [line for line in lines if not isinstance(line, Damaged)]
     costs = [sum(a.cost_usd for n in e.nodes for a in n.attempts) for e in executions]
@@ -374,8 +373,8 @@ def judged(
         "with_violations": sum(bool(e.violations) for e in executions),
         "violations": dict(list(summary.violations.items())[:5]),  # examples
         "costs_that_do_not_add_up": sum(abs(c - e.cost) > 1e-9 for c, e in zip(costs, executions, strict=True)),
-        "over_cost": sum(cost > most_usd for cost in costs),
-        "over_cost_if_all_that_began_was_billed": sum(usd > most_usd for usd in bills.values()),
+        "over_cost": sum(cost > max_usd for cost in costs),
+        "over_cost_if_all_that_began_was_billed": sum(usd > max_usd for usd in bills.values()),
         "over_time": sum(e.latency_ms > most_ms for e in executions),
         "longest_ms": max(e.latency_ms for e in executions),
         "longest_return_ms": 1000 * max(one.took_s),
@@ -393,7 +392,7 @@ def judged(
         "success_where_somebody_is": share([ok for i, ok in success.items() if work[i].no_good]),
         "cost_usd": summary.cost_usd.to_json(),
         "latency_ms": summary.latency_ms.to_json(),
-        "corrections": dict(Counter(d.choice.correction for e in executions for d in e.decisions)),
+        "corrections": dict(Counter(correction_of(d) for e in executions for d in e.decisions)),
         "faults": {name: some.to_json() for name, some in summary.faults.items()},
         "calls": sum(acts.values()),
         "acts": acts,
@@ -410,40 +409,40 @@ def _not_again(executions: Sequence[Execution], limits: Limits) -> int:
     for execution in executions:
         assert execution.planner_outputs is not None
         workers, tries = dict(enumerate(execution.planner_outputs.model_selections)), Counter[int]()
-        live: tuple[Any, ...] = ()
+        live: Sequence[Any] = ()
         for made, decision in enumerate(execution.decisions):
-            live, node, choice = decision.live or live, decision.failed, decision.choice
-            if node is None or decision.eligible.corrections is None or node not in workers:
-                break  # planned anew: nodes have other numbers
+            live, node = (decision.context or {}).get("live") or live, failed_node(decision)
+            if node is None or node not in workers:
+                break  # replanned: nodes have other numbers
             tries[node] += 1
             may = tries[node] < limits.max_attempts and made < limits.max_corrections
-            found += may and "retry" not in decision.eligible.corrections and not live[workers[node]][3]
-            workers[node] = workers[node] if choice.worker is None else choice.worker
+            found += may and "retry" not in decision.eligible["corrections"] and not live[workers[node]][3]
+            workers[node] = decision.action.get("worker", workers[node])
     return found
 
 
 def show(name: str, found: Mapping[str, Any]) -> None:
-    def told(part: Mapping[str, Any]) -> str:
+    def summary(part: Mapping[str, Any]) -> str:
         return f"{100 * part['mean']:.1f} % [{100 * part['ci95'][0]:.1f}, {100 * part['ci95'][1]:.1f}]"
 
-    print(f"{name}: success {told(found['success'])} of {found['success']['count']:,}")
-    print(f"  where nobody is no good {told(found['success_where_nobody_is_no_good'])}, ", end="")
-    print(f"where somebody is {told(found['success_where_somebody_is'])}, ", end="")
-    print(f"by its own account {told(found['success_by_its_own_account'])}")
+    print(f"{name}: success {summary(found['success'])} of {found['success']['count']:,}")
+    print(f"  where every worker is good {summary(found['success_where_nobody_is_no_good'])}, ", end="")
+    print(f"where somebody is {summary(found['success_where_somebody_is'])}, ", end="")
+    print(f"by its own account {summary(found['success_by_its_own_account'])}")
     print(f"  {100 * found['cost_usd']['mean']:.2f} cents, {found['latency_ms']['mean']:.0f} ms, ", end="")
     print(f"{found['calls']:,} calls, {found['false_timeouts']} false timeouts, ", end="")
     print(f"{found['wall_s']:.0f} s, CPU {found['cpu_s']:.0f} s")
     print(f"  corrections {found['corrections']}; ", end="")
     print(f"{found['not_again_while_it_rests']} not tried again as their worker rests")
     for fault, part in found["faults"].items():
-        print(f"  {fault:16} {part['count']:6,}  {part['corrections']}  done in the end {told(part['done'])}")
+        print(f"  {fault:16} {part['count']:6,}  {part['corrections']}  done in the end {summary(part['done'])}")
     print(f"  {found['checks']}", flush=True)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--policy", type=Path, help="a run of `etude train workflow` to compare: `learned`")
-    arguments.add_argument("--who", nargs="+", help="among retry, rules, switch, learned; with + where nobody rests")
+    arguments.add_argument("--who", nargs="+", help="among retry, rules, switch, learned; with + where no worker rests")
     arguments.add_argument("--count", type=int, default=10_000, help="workflows each")
     arguments.add_argument("--concurrency", type=int, default=200)
     arguments.add_argument("--timeout", type=float, default=6.0, help="seconds of an attempt")

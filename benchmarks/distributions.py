@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from results import save, sentence
 
-from etude.bootstrap.allocation import make_training
+import etude
 from etude.learning.evaluate import evaluate, greedy
 from etude.learning.tracking import read_metrics
-from etude.settings.tree import resolve
 
 TARGET = 1300.0
 
@@ -23,13 +22,11 @@ TARGET = 1300.0
 def run(distribution: str, seed: int) -> tuple[int | None, float]:
     """Steps at which an evaluation first reaches the target, and the final return over 200 episodes."""
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [f"network.distribution={distribution}", f"run.seed={seed}", "run.eval_every=16384", "run.device=cpu"]
-        training = make_training(resolve(assignments=chosen).settings, Path(folder) / "run")
-        for _ in training.updates():
-            pass
-        lines = read_metrics(training.folder.metrics)
+        settings = {"network.distribution": distribution, "run.eval_every": 16384}
+        run = etude.train("allocation", out=Path(folder) / "run", settings=settings, seed=seed, device="cpu")
+        lines = read_metrics(run.folder.metrics)
         hit = next((line["step"] for line in lines if line.get("eval_return", 0) >= TARGET), None)
-        return hit, evaluate(training.problem, greedy(training.policy), episodes=200, seed=77).mean
+        return hit, evaluate(run.learner.problem, greedy(run.learner.net), episodes=200, seed=77).mean
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
-"""Nothing that was acknowledged is lost and nothing is stored twice, whoever is killed: by ids, from end to end.
+"""Nothing that was acknowledged is lost and nothing is stored twice, whatever is killed: by ids, from end to end.
 
     python benchmarks/durability.py --kills 50
 
-Two chains carry events of 20 KB under load while SIGKILL ends one of their processes at random, which comes back:
-embedded  producer → outbox → consumer                        nats  producer → outbox → forwarder → NATS → consumer
-The producer writes down, and to the disk, each id that `publish` returned from. The consumer stores as the real store
-does, by unique ids, and counts what was given to it again. In the end every id that was written down must be in the
-consumer's store with the bytes it was sent with, once. `unasked` are stored ones whose producer died before it could
-write them down.
+Two chains carry events of 20 KB while SIGKILL ends one of their processes at random, which is started again:
+embedded  agents → outbox → worker                         nats  agents → outbox → forwarder → NATS → worker
+All of them are the product's own: agents use `etude.task` (and forward, where there is a broker), the worker is
+`etude experience work` on its SQLite store, the forwarder the thread that every agent has, in a process of its own.
+An agent writes down, and to the disk, the id of each task that `task.collected` says is safe. In the end every id that
+was written down must be in the store with the content it was sent with, once, and rewarded. `unasked` are stored ones
+whose agent was killed before it could write them down.
 
 Then how long publishing to the outbox takes with the broker up and down, and what goes through NATS in a second.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -31,88 +31,80 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import etude
 from etude.adapters.nats import NatsBus
 from etude.adapters.outbox import Outbox
-from etude.contracts.bus import EventBus, Message
-from etude.contracts.errors import BusError
-from etude.contracts.subjects import TRAJECTORIES
-from etude.experience.forward import forward
+from etude.adapters.sqlite import SqliteStore
+from etude.bootstrap.experience import OUTBOX, STORE, config_here, open_bus, open_outbox
+from etude.contracts.bus import Message
+from etude.contracts.query import Where
+from etude.contracts.subjects import TRAJECTORIES, decode
+from etude.contracts.trajectory import Trajectory
+from etude.experience.forward import GROUP as FORWARD
+from etude.experience.forward import Forwarding, forward
+from etude.experience.ingest import GROUP as INGEST
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.servers.nats import NatsServer
 
 SUBJECT, GROUP, SIZE = "agent.rl.trajectory.v1", "store", 20_000
-HASTE: dict[str, Any] = {"ack_wait_s": 2.0, "backoff_s": (0.2, 0.5, 1.0), "max_deliveries": 20}
-"""A process that was killed gives its messages back after seconds, and is killed often."""
-PAUSE_S = 0.002
-"""Between the producer's batches; and for each event between storing and acknowledging it: time to be killed."""
+AGENTS = 2
+PAUSE_S = 0.01
+"""Between two tasks of an agent."""
+DATA = "data"
+"""`experience.folder` of a chain."""
+LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopabcdef")
 
 
-def produce(folder: Path) -> None:
-    """Batches of 1 to 8, whose ids are written down when they are acknowledged."""
-    luck, run = Random(), f"{os.getpid()}-{time.time_ns()}"
-    outbox = Outbox(folder / "outbox.db", **HASTE)
-    with (folder / f"acknowledged-{run}").open("ab", buffering=0) as ledger:
-        number = 0
-        while not (folder / "enough").exists():
-            batch = [event(f"{run}-{number + i}") for i in range(luck.randint(1, 8))]
-            number += len(batch)
-            outbox.publish(batch)
-            ledger.write("".join(f"{message.id}\n" for message in batch).encode())
-            os.fsync(ledger.fileno())
+def run_agent() -> None:
+    """Tasks one after the other; ids are written down when they are acknowledged."""
+    run, number = f"{os.getpid()}-{time.time_ns()}", 0
+    with open(f"acknowledged-{run}", "ab", buffering=0) as ledger:
+        while not Path("enough").exists():
+            number += 1
+            with etude.task("tidy up", id=f"{run}-{number}", user=f"u{number % 100}") as task:
+                task.decide("tone", options=["formal", "casual"])
+                task.turn(result=content(task.id))
+            if task.collected:
+                ledger.write(f"{task.id}\n".encode())
+                os.fsync(ledger.fileno())
             time.sleep(PAUSE_S)
-    outbox.close()
 
 
-def consume(folder: Path, url: str | None) -> None:
-    """Until it is killed: each event once into a store, whatever comes how often."""
-    bus: EventBus = NatsBus(url, timeout_s=2, **HASTE) if url else Outbox(folder / "outbox.db", **HASTE)
-    with closing(sqlite3.connect(folder / "store.db", isolation_level=None)) as store:
-        store.executescript(STORE)
-        while True:
-            try:
-                deliveries = bus.pull(TRAJECTORIES, GROUP, limit=50, timeout_s=1)
-                store.execute("BEGIN IMMEDIATE")
-                for delivery in deliveries:
-                    digest = sha256(delivery.message.body).hexdigest()
-                    if store.execute("INSERT OR IGNORE INTO known VALUES (?)", (delivery.message.id,)).rowcount:
-                        store.execute("INSERT INTO stored VALUES (?, ?)", (delivery.message.id, digest))
-                    else:
-                        store.execute("INSERT INTO again VALUES (?)", (delivery.message.id,))
-                store.execute("COMMIT")
-                time.sleep(PAUSE_S * len(deliveries))
-                bus.ack(deliveries)
-            except BusError:
-                time.sleep(0.1)
+def run_forwarder() -> None:
+    config = config_here()
+    Forwarding(open_outbox(config), lambda: open_bus(config))
+    threading.Event().wait()
 
 
-STORE = """
-PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
-CREATE TABLE IF NOT EXISTS known (id TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS stored (id TEXT, digest TEXT);
-CREATE TABLE IF NOT EXISTS again (id TEXT);
-"""
-
-
-def carry(folder: Path, url: str) -> None:
-    forward(Outbox(folder / "outbox.db", **HASTE), NatsBus(url, timeout_s=2), stop=threading.Event())
+def content(id: str) -> str:
+    """Follows from the id, so that the store can be checked; words in which nothing is to be redacted."""
+    digest = sha256(id.encode()).hexdigest().translate(LETTERS)
+    words = " ".join(digest[i : i + 8] for i in range(0, 64, 8))
+    return (words + " ") * (SIZE // (len(words) + 1))
 
 
 def event(id: str) -> Message:
-    """Its bytes follow from its id, so that the store can be checked."""
-    return Message(id=id, subject=SUBJECT, body=(sha256(id.encode()).hexdigest() * (SIZE // 64 + 1))[:SIZE].encode())
+    return Message(id=id, subject=SUBJECT, body=content(id).encode())
+
+
+def carry(folder: Path, url: str) -> None:
+    forward(Outbox(folder / "outbox.db"), NatsBus(url, timeout_s=2), stop=threading.Event())
 
 
 class Chain:
-    """The processes of one mode, any of which can be killed and comes back."""
+    """The processes of one mode, any of which can be killed and is started again."""
 
     def __init__(self, folder: Path, *, nats: bool) -> None:
         folder.mkdir()
         self.folder, self.server = folder, NatsServer(folder / "nats") if nats else None
-        url = [self.server.url] if self.server else []
-        self._commands = {"producer": ["produce", str(folder)], "consumer": ["consume", str(folder), *url]}
+        bus = self.server.url if self.server else "embedded"
+        (folder / "etude.yaml").write_text(f"experience: {{folder: {DATA}, bus: '{bus}'}}\n")
+        agent = [sys.executable, __file__, "--role", "agent"]
+        self._commands = {f"agent {number}": agent for number in range(AGENTS)}
+        self._commands["worker"] = [sys.executable, "-m", "etude.cli", "experience", "work"]
         if self.server:
-            self._commands["forwarder"] = ["carry", str(folder), *url]
+            self._commands["forwarder"] = [sys.executable, __file__, "--role", "forwarder"]
         self._processes = {name: self._start(name) for name in self._commands}
 
     @property
@@ -126,28 +118,29 @@ class Chain:
             time.sleep(away_s)
             self.server.start()
         else:
-            self._end(name, signal.SIGKILL)
+            self._end(name)
             time.sleep(away_s)
             self._processes[name] = self._start(name)
 
-    def drain(self, *, timeout_s: float = 120) -> None:
-        """The producer ends by itself; then until nothing is under way."""
+    def drain(self, *, timeout_s: float = 400) -> None:
+        """The agents end by themselves; then until nothing is under way."""
         (self.folder / "enough").touch()
-        self._processes["producer"].wait(timeout=20)
+        for number in range(AGENTS):
+            self._processes[f"agent {number}"].wait(timeout=30)
         deadline = time.monotonic() + timeout_s
         while any(self.pending()):
             assert time.monotonic() < deadline, f"{self.pending()} messages are still under way"
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def pending(self) -> list[int]:
-        with closing(Outbox(self.folder / "outbox.db")) as outbox:
+        with closing(Outbox(self.folder / DATA / OUTBOX)) as outbox:
             if self.server is None:
-                return [outbox.pending(TRAJECTORIES, GROUP)]
+                return [outbox.pending(TRAJECTORIES, INGEST)]
             with closing(NatsBus(self.server.url, timeout_s=10)) as bus:
-                return [outbox.pending(TRAJECTORIES, "forward"), bus.pending(TRAJECTORIES, GROUP)]
+                return [outbox.pending(TRAJECTORIES, FORWARD), bus.pending(TRAJECTORIES, INGEST)]
 
     def dead(self) -> int:
-        with closing(Outbox(self.folder / "outbox.db")) as outbox:
+        with closing(Outbox(self.folder / DATA / OUTBOX)) as outbox:
             count = len(outbox.dead_letters(limit=10_000))
         if self.server is not None:
             with closing(NatsBus(self.server.url, timeout_s=10)) as bus:
@@ -156,32 +149,33 @@ class Chain:
 
     def end(self) -> None:
         for name in self._commands:
-            self._end(name, signal.SIGKILL)
+            self._end(name)
         if self.server is not None:
             self.server.kill()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, __file__, "--role", *self._commands[name]])
+        with (self.folder / f"{name.replace(' ', '-')}.log").open("ab") as log:
+            return subprocess.Popen(self._commands[name], cwd=self.folder, stdout=log, stderr=log)
 
-    def _end(self, name: str, how: int) -> None:
+    def _end(self, name: str) -> None:
         process = self._processes[name]
         if process.poll() is None:
-            process.send_signal(how)
+            process.kill()
         process.wait(timeout=20)
 
 
-def torment(folder: Path, *, nats: bool, kills: int, seed: int) -> dict[str, Any]:
+def kill_and_compare(folder: Path, *, nats: bool, kills: int, seed: int) -> dict[str, Any]:
     """Kill, compare, and say what was found."""
     from rich.progress import track
 
-    luck, began, killed = Random(seed), time.monotonic(), Counter[str]()
+    rng, began, killed = Random(seed), time.monotonic(), Counter[str]()
     chain = Chain(folder, nats=nats)
     try:
         for _ in track(range(kills), description=f"{folder.name}: killing"):
-            time.sleep(luck.uniform(0.3, 1.5))
-            victim = luck.choice(chain.victims)
-            killed[victim] += 1
-            chain.kill(victim, away_s=luck.choice((0.0, 0.0, luck.uniform(0, 1))))
+            time.sleep(rng.uniform(0.5, 6.0))
+            victim = rng.choice(chain.victims)
+            killed[victim.partition(" ")[0]] += 1
+            chain.kill(victim, away_s=rng.choice((0.0, 0.0, rng.uniform(0, 1))))
         loaded_s = time.monotonic() - began
         chain.drain()
         dead = chain.dead()
@@ -199,17 +193,21 @@ def compare(folder: Path) -> dict[str, int]:
     lines = [line for file in folder.glob("acknowledged-*") for line in file.read_text().split("\n")]
     # A ledger's last line is torn where its writer was killed over it: without its end it says nothing.
     acknowledged = {line for line in lines if line}
-    with closing(sqlite3.connect(folder / "store.db")) as store:
-        stored = store.execute("SELECT id, digest FROM stored").fetchall()
-        (again,) = store.execute("SELECT count(*) FROM again").fetchone()
-    ids = [id for id, _ in stored]
+    ids, altered, unrewarded = list[str](), 0, 0
+    with closing(SqliteStore(folder / DATA / STORE)) as store:
+        for row in store.scan(Where(), version=1):
+            stored = decode(row.body)
+            assert isinstance(stored, Trajectory)
+            ids.append(stored.id)
+            altered += stored.turns[0].result != content(stored.id)
+            unrewarded += row.summary.reward is None
     return {
         "acknowledged": len(acknowledged),
         "stored": len(ids),
         "lost": len(acknowledged - set(ids)),
         "stored_twice": len(ids) - len(set(ids)),
-        "altered": sum(digest != sha256(event(id).body).hexdigest() for id, digest in stored),
-        "given_again": again,
+        "altered": altered,
+        "unrewarded": unrewarded,
         "unasked": len(set(ids) - acknowledged),
     }
 
@@ -225,12 +223,12 @@ def process(*arguments: str) -> Iterator[None]:
 
 
 def latencies(folder: Path, *, count: int) -> dict[str, dict[str, float]]:
-    """Of publishing one event at a time to an outbox, about 300 a second, while a forwarder empties it."""
+    """Of publishing one event at a time to an outbox, about 300 per second, while a forwarder empties it."""
     found: dict[str, dict[str, float]] = {"bare SQLite commit": bare(folder / "bare.db", count)}
-    for name in ("nobody else", "broker up", "broker down"):
+    for name in ("outbox alone", "broker up", "broker down"):
         place = folder / name.replace(" ", "-")
         with closing(Outbox(place / "outbox.db")) as outbox:
-            if name == "nobody else":
+            if name == "outbox alone":
                 found[name] = timed(lambda message: outbox.publish([message]), count)
                 continue
             server = NatsServer(place / "nats")
@@ -310,12 +308,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="in each chain")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--note", default="", help="about the machine, for the results")
     parser.add_argument("--count", type=int, default=3000, help="events that are timed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         chains = {
-            name: torment(folder / name, nats=name == "nats", kills=options.kills, seed=options.seed)
+            name: kill_and_compare(folder / name, nats=name == "nats", kills=options.kills, seed=options.seed)
             for name in ("embedded", "nats")
         }
         timings = latencies(folder, count=options.count)
@@ -326,14 +325,14 @@ def main() -> None:
     spans = [(name, *values.values(), round(values["p50_ms"] / floor, 2)) for name, values in timings.items()]
     table("Publishing 20 KB to the outbox", spans, "", "p50 ms", "p99 ms", "max ms", "p50 ÷ bare")
     table("Through NATS, 20 KB each", list(rates.items()), "", "per second")
-    save("durability", {"chains": chains, "publish_to_outbox": timings, "nats": rates})
-    if any(chain[key] for chain in chains.values() for key in ("lost", "stored_twice", "altered")):
-        sys.exit("events were lost, altered or stored twice")
+    save("durability", {"note": options.note, "chains": chains, "publish_to_outbox": timings, "nats": rates})
+    if any(chain[key] for chain in chains.values() for key in ("lost", "stored_twice", "altered", "dead_letters")):
+        sys.exit("events were lost, altered, stored twice or not processed")
 
 
 ROLES: dict[str, Callable[..., None]] = {
-    "produce": lambda folder: produce(Path(folder)),
-    "consume": lambda folder, url=None: consume(Path(folder), url),
+    "agent": run_agent,
+    "forwarder": run_forwarder,
     "carry": lambda folder, url: carry(Path(folder), url),
 }
 

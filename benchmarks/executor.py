@@ -1,8 +1,8 @@
-"""What carrying out costs beside the work itself: ours, the same DAGs in LangGraph, and in asyncio by hand.
+"""What carrying out costs in addition to the work itself: ours, the same DAGs in LangGraph, and in asyncio by hand.
 
     python benchmarks/executor.py                # about 3 minutes
 
-Plans of 10 subtasks are given, none fails. Ours checks the plan, sets money aside, watches time and logs every
+Plans of 10 subtasks are given, none fails. Ours checks the plan, reserves money, watches time and logs every
 workflow to a file; LangGraph runs without a checkpointer; by hand there are only tasks that wait for each other. All
 take turns in one process. `waited` is the time in which the process could have run and the machine was with others:
 on a shared one, compare by CPU and by ratio.
@@ -29,8 +29,8 @@ from results import save
 from etude.contracts.work import Subtask
 from etude.orchestrator.executor import Orchestrator
 from etude.orchestrator.log import ExecutionLog
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.decide import Decider, by_rules
+from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.decide import WorkflowDecider, by_rules
 from etude.problems.workflow.plan import Limits, Node, Plan
 
 SHAPES = {"chain": (1,) * 10, "layered": (1, 3, 3, 2, 1)}
@@ -73,12 +73,12 @@ def ours(plan: Plan, work_s: float, log: ExecutionLog) -> Workflow:
             await asyncio.sleep(work_s)
         return f"{subtask.task_type} of {len(subtask.inputs)}"
 
-    decider = Decider(version="rules", catalogue=CATALOGUE, limits=LIMITS, choosers=by_rules())
+    decider = WorkflowDecider(version="rules", catalogue=CATALOGUE, limits=LIMITS, choosers=by_rules())
     orchestrator = Orchestrator(decider, {"ann": work, "bob": work}, log=log)
 
     async def run() -> None:
         result = await orchestrator.execute(INSTRUCTION, plan=plan)
-        assert result.success, result.execution.error
+        assert result.success, result.error
 
     return run
 
@@ -183,7 +183,7 @@ def _held_mb() -> float:
     return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
 
-def told(values: list[float]) -> dict[str, float]:
+def summary(values: list[float]) -> dict[str, float]:
     return {"median": median(values), "least": min(values), "most": max(values)}
 
 
@@ -215,12 +215,12 @@ def compare(shape: str, log: ExecutionLog, repeats: int) -> dict[str, Any]:
     for name in at_once:
         us, own = 1e6 / (ALONE * SUBTASKS), together[name]
         found[name] = {
-            "cpu_us_per_subtask": told([s.cpu_s * us for s in alone[name]]),
-            "wall_us_per_subtask": told([s.wall_s * us for s in alone[name]]),
-            "total_s": told([s.wall_s for s in own]),
-            "times_ideal": told([s.wall_s / ideal_s for s in own]),
-            "total_cpu_s": told([s.cpu_s for s in own]),
-            "total_waited_s": told([s.waited_s for s in own]),
+            "cpu_us_per_subtask": summary([s.cpu_s * us for s in alone[name]]),
+            "wall_us_per_subtask": summary([s.wall_s * us for s in alone[name]]),
+            "total_s": summary([s.wall_s for s in own]),
+            "times_ideal": summary([s.wall_s / ideal_s for s in own]),
+            "total_cpu_s": summary([s.cpu_s for s in own]),
+            "total_waited_s": summary([s.waited_s for s in own]),
         }
         mine = found[name]
         print(
@@ -231,8 +231,8 @@ def compare(shape: str, log: ExecutionLog, repeats: int) -> dict[str, Any]:
             flush=True,
         )
     for peer in ("langgraph", "asyncio"):
-        cpu = told([a.cpu_s / b.cpu_s for a, b in zip(alone[peer], alone["etude"], strict=True)])
-        total = told([a.wall_s / b.wall_s for a, b in zip(together[peer], together["etude"], strict=True)])
+        cpu = summary([a.cpu_s / b.cpu_s for a, b in zip(alone[peer], alone["etude"], strict=True)])
+        total = summary([a.wall_s / b.wall_s for a, b in zip(together[peer], together["etude"], strict=True)])
         found[f"{peer}_to_etude"] = {"cpu": cpu, "total": total}
         print(
             f"{shape:8} {peer} ÷ ours: overhead {shown(cpu, '.2f')}, {TOGETHER:,} workflows {shown(total, '.2f')}",
@@ -247,7 +247,7 @@ def main() -> None:
     given = arguments.parse_args()
     torch.set_num_threads(1)
     data: dict[str, Any] = {"repeats": given.repeats, "load_before": os.getloadavg()}
-    with tempfile.TemporaryDirectory() as folder, ExecutionLog(Path(folder), CATALOGUE) as log:
+    with tempfile.TemporaryDirectory() as folder, ExecutionLog(Path(folder), CATALOGUE, redact=None) as log:
         data["memory_mb"] = memory(log)  # before LangGraph is there
         from importlib.metadata import version
 

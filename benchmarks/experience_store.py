@@ -27,10 +27,11 @@ from results import save
 
 from etude.adapters.objects import FolderBlobs
 from etude.adapters.sqlite import SqliteStore
+from etude.contracts.decision import LoggedDecision
 from etude.contracts.query import Where
 from etude.contracts.reward import Component, Reward
 from etude.contracts.subjects import encode
-from etude.contracts.trajectory import Event, LoggedDecision, Outcome, Trajectory, Turn
+from etude.contracts.trajectory import Event, Outcome, Trajectory, Turn
 from etude.experience.datasets import SPLITS, Dataset, DatasetConfig, create
 
 BATCH = 200

@@ -5,15 +5,15 @@
 
 Nine at a time take four minutes on one GPU, once phase 1 of each seed is there.
 
-The policy that logs is a planner of the simulated office after phase 1, which imitates experts and has seen no outcome:
-it gives work to whom the experts praise and corrects at random. Its scores of workers are divided by five, so that it
-tries others too, and it draws every choice, with exact propensities. It executes 5,000 instructions four times each;
-all that is kept of an execution is its decisions, their propensities and the total reward, without any shaping. Nine
-tenths of the instructions teach, in four parts; one tenth is held out. Each algorithm begins with the policy that
-logged. It is measured, by its most probable choices, on instructions that nobody has seen; the gap is the oracle's mean
-return there less that of the policy that logged, drawing as it did. To draw no more lots recovers some of it already,
-without any learning: the row `its likeliest choices`. With the propensities shuffled, the check of overlap must refuse.
-Settings, the logging policy's among them, were chosen on seed 0; the other seeds were run once.
+The behaviour policy is a planner of the simulated office after phase 1, which imitates experts and has seen no outcome:
+it prefers the workers that experts prefer and corrects at random. Its scores of workers are divided by five, so that it
+explores, and it samples every choice, with exact propensities. It executes 5,000 instructions four times each; a log
+holds the decisions, their propensities and the total reward, without any shaping. Nine tenths of the instructions are
+for training, in four parts; one tenth is held out. Each algorithm starts from the behaviour policy. It is measured, by
+its most probable choices, on other instructions. The gap is the oracle's mean return there less the behaviour policy's,
+which is taken twice: sampled, as it logged, and by its most probable choices, which are better without any learning.
+With the propensities shuffled, the check of overlap must refuse. Settings, the behaviour policy's among them, were
+chosen on seed 0; the other seeds were run once.
 """
 
 from __future__ import annotations
@@ -33,20 +33,22 @@ import torch
 from results import save
 from torch import Generator, Tensor
 
-from etude.bootstrap.imitation import make_imitation
-from etude.bootstrap.planner import make_reader, read_beginning
+import etude
 from etude.contracts.errors import DataError
+from etude.evidence.intervals import interval
 from etude.learning.dpo import DPO, DPOConfig
-from etude.learning.evaluate import evaluate, greedy, interval, sampled
+from etude.learning.evaluate import evaluate, greedy, sampled
 from etude.learning.logged import Logged
 from etude.learning.logged_ppo import LoggedPPO, LoggedPPOConfig
 from etude.learning.overlap import OverlapConfig, check_overlap
+from etude.learning.passes import Passes
 from etude.learning.rloo import RLOO, RLOOConfig
+from etude.learning.run_folder import find_policy
 from etude.problems.base import Action, Obs
+from etude.problems.workflow.artefact import make_reader, read_pretrained
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.network import PlanPolicy
-from etude.problems.workflow.problem import WorkflowProblem
-from etude.settings.tree import resolve
+from etude.problems.workflow.office.problem import WorkflowProblem
 
 CONTEXTS, EXECUTIONS, PARTS = 5000, 4, 4
 FLATTER = 5.0  # what the logging policy's scores of workers are divided by
@@ -58,14 +60,12 @@ CONFIGS = {"ppo": LoggedPPOConfig(), "rloo": RLOOConfig(), "dpo": DPOConfig()}
 def office(seed: int, folder: Path) -> WorkflowProblem:
     """The problem as a planner finds it that has imitated experts, and whose training is made if it is not there."""
     if not (folder / "best").exists():
-        own = [f"run.seed={seed}", f"office.skill_seed={seed}", f"office.scenario_seed={seed}", "run.threads=1"]
-        phase = ["training.phase1_supervised.num_epochs=10", "training.phase1_supervised.final_epochs=0"]
-        folder.mkdir(parents=True, exist_ok=True)
-        for _ in make_imitation(resolve(preset="office", assignments=[*own, *phase]).settings, folder, []).epochs():
-            pass
-    beginning, s = read_beginning(folder)
+        own = {"office.skill_seed": seed, "office.scenario_seed": seed, "run.threads": 1}
+        phase = {"training.phase1_supervised.final_epochs": 0}
+        etude.train("workflow", out=folder, preset="office", seed=seed, epochs=10, settings=own | phase)
+    pretrained, s = read_pretrained(find_policy(folder))
     world = replace(s.training.phase2_rl, potential=0.0).world(s.office, s.limits)
-    return WorkflowProblem(reader=make_reader(s.planner), config=world, planner=s.planner, beginning=beginning)
+    return WorkflowProblem(reader=make_reader(s.planner), config=world, planner=s.planner, pretrained=pretrained)
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def logging_policy(problem: WorkflowProblem, device: str) -> PlanPolicy:
 def record(problem: WorkflowProblem, policy: PlanPolicy, *, seed: int, device: str) -> Logged:
     """Executions of as many instructions at a time as there are contexts, one execution of each after the other."""
     world = problem.world(CONTEXTS, device=device)
-    luck = Generator(device).manual_seed(seed + 500_009)
+    rng = Generator(device).manual_seed(seed + 500_009)
     asked = torch.randperm(len(problem.rows), generator=Generator().manual_seed(seed))[:CONTEXTS].sort().values
     instruction, reward = asked.to(device) + problem.rows.start, torch.zeros((CONTEXTS, EXECUTIONS), device=device)
     steps: list[dict[str, Tensor]] = []
@@ -92,7 +92,7 @@ def record(problem: WorkflowProblem, policy: PlanPolicy, *, seed: int, device: s
         waiting = torch.ones(CONTEXTS, dtype=torch.bool, device=device)
         while waiting.any():
             obs, here = world.observe(), waiting.nonzero()[:, 0]
-            decision = policy.act(obs, generator=luck)
+            decision = policy.act(obs, generator=rng)
             kept = {f"obs.{name}": x for name, x in obs.items()}
             kept |= {f"action.{name}": x for name, x in decision.action.items()}
             kept |= {"log_propensity": decision.log_prob, "eligible": ways(policy.rules, obs, decision.action)}
@@ -116,7 +116,7 @@ def record(problem: WorkflowProblem, policy: PlanPolicy, *, seed: int, device: s
 
 
 def ways(rules: Rules, obs: Obs, action: Action) -> Tensor:
-    """(n,) log of how many joint actions there were, as many as a choice by lot, part by part, makes of them."""
+    """(n,) log of the number of eligible joint actions: 1 / the probability of a uniform choice, part by part."""
     correction, kind = action["correction"], action["type"]
     options = [
         rules.corrections(obs),
@@ -129,30 +129,30 @@ def ways(rules: Rules, obs: Obs, action: Action) -> Tensor:
 def one(seed: int, root: Path, only: list[str], device: str) -> None:
     """Logs of this seed's policy, what the check of overlap says of them, and what each algorithm makes of them."""
     problem = office(seed, root / f"p1-{seed}")
-    exam = replace(problem, part="measure")
+    validation = replace(problem, part="measure")
     policy = logging_policy(problem, device)
     logged = record(problem, policy, seed=seed, device=device)
     contexts, teach = torch.arange(len(logged.reward), device=device).view(-1, EXECUTIONS), CONTEXTS * 9 // 10
     parts = [logged.only(some.flatten()) for some in contexts[:teach].split(teach // PARTS)]
-    aside = [logged.only(contexts[teach:].flatten())]
+    held_out = [logged.only(contexts[teach:].flatten())]
     about: dict[str, Any] = {"decisions": len(logged), "workflows": contexts.numel()}
     about["overlap"] = vars(check_overlap(policy, lambda: iter(parts), OverlapConfig(), seed=seed))
     about["shuffled"] = refusal(policy, parts[:1], seed)
-    oracle = exam.baselines()["oracle"]
+    oracle = validation.baselines()["oracle"]
     actors = {"logging": sampled(policy), "its likeliest choices": greedy(policy), "oracle": oracle}
     for name, actor in actors.items():
         where = "cpu" if actor is oracle else device
-        about[name] = evaluate(exam, actor, episodes=EPISODES, seed=SEED, device=where).to_json()
+        about[name] = evaluate(validation, actor, episodes=EPISODES, seed=SEED, device=where).to_json()
     for name in only:
         learned, began = logging_policy(problem, device), time.perf_counter()
         learner = LEARNERS[name](learned, CONFIGS[name], device=device, seed=seed)
         passes = []
-        for metrics in learner.run(lambda: iter(parts), lambda: iter(aside)):
+        for metrics in (run := Passes(learner, lambda: iter(parts), lambda: iter(held_out))):
             passes.append(metrics)
             print(seed, name, {key: round(value, 3) for key, value in metrics.items()}, flush=True)
         seconds = time.perf_counter() - began
-        score = evaluate(exam, greedy(learned), episodes=EPISODES, seed=SEED, device=device).to_json()
-        found = {"policy": score, "passes": passes, "stopped": learner.stopped, "seconds": seconds, **about}
+        score = evaluate(validation, greedy(learned), episodes=EPISODES, seed=SEED, device=device).to_json()
+        found = {"policy": score, "passes": passes, "stopped": run.stopped, "seconds": seconds, **about}
         (root / f"{seed}-{name}.json").write_text(json.dumps(found))
 
 
@@ -161,8 +161,8 @@ def refusal(policy: PlanPolicy, parts: list[Logged], seed: int) -> str:
 
     def shuffled() -> Iterator[Logged]:
         for part in parts:
-            luck = Generator().manual_seed(seed)
-            order = torch.randperm(len(part), generator=luck).to(part.trajectory.device)
+            rng = Generator().manual_seed(seed)
+            order = torch.randperm(len(part), generator=rng).to(part.trajectory.device)
             yield replace(part, log_propensity=part.log_propensity[order])
 
     try:
@@ -173,7 +173,7 @@ def refusal(policy: PlanPolicy, parts: list[Logged], seed: int) -> str:
 
 
 def gather(root: Path) -> dict[str, Any]:
-    """What the runs that are there came to, with intervals over seeds."""
+    """The figures of all runs in the folder, with intervals over seeds."""
     found: dict[str, Any] = {"contexts": CONTEXTS, "executions": EXECUTIONS, "episodes": EPISODES}
     for name in LEARNERS:
         runs = {
@@ -185,11 +185,11 @@ def gather(root: Path) -> dict[str, Any]:
             who: {key: [run[who][key] for run in runs.values()] for key in ("mean_return", "success", "cost_usd")}
             for who in ("logging", "its likeliest choices", "policy", "oracle")
         }
-        logging, policy, oracle = (np.array(rows[who]["mean_return"]) for who in ("logging", "policy", "oracle"))
-        recovered = (policy - logging) / (oracle - logging)
+        recovered = gap_recovered(rows, "logging")
         found[name] = {
             "seeds": list(runs),
             "gap recovered": recovered.tolist(),
+            "gap recovered, to its likeliest choices": gap_recovered(rows, "its likeliest choices").tolist(),
             **rows,
             "stopped": [run["stopped"] for run in runs.values()],
             "seconds": [run["seconds"] for run in runs.values()],
@@ -199,12 +199,21 @@ def gather(root: Path) -> dict[str, Any]:
         }
         low, high = interval(recovered)
         print(f"{name:5} {recovered.mean():.1%} of the gap [{low:.1%}, {high:.1%}], least {recovered.min():.1%}")
+        greedily = gap_recovered(rows, "its likeliest choices")
+        print(f"      {greedily.mean():.1%} of the gap to the behaviour policy's most probable choices")
         for who, values in rows.items():
             print(
                 f"      {who:21} return {np.mean(values['mean_return']):.2f}, success {np.mean(values['success']):.1%}"
             )
         print(f"      shuffled propensities: {sum(map(bool, found[name]['shuffled']))} of {len(runs)} refused")
     return found
+
+
+def gap_recovered(rows: dict[str, Any], start: str) -> np.ndarray:
+    """The share of the gap between the behaviour policy, used in this way, and the oracle that is closed."""
+    begin, policy, oracle = (np.array(rows[who]["mean_return"]) for who in (start, "policy", "oracle"))
+    share: np.ndarray = (policy - begin) / (oracle - begin)
+    return share
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Does the grammar let anything invalid through? A million workflows over random catalogues, checked by other means.
 
 Every workflow is planned by random or hostile scores, carried out with random failures and corrected until it ends.
-Beside each draft a ledger keeps what really happens — who is called when, for how much — and holds that against the
+For each draft a separate ledger records every call, when it happens and what it costs, and checks these against the
 limits; it shares no code with the grammar. Half of the catalogues change between decisions. Exits 1 on any violation.
 
 python benchmarks/grammar_fuzz.py        # a million workflows, some minutes on one thread
@@ -21,8 +21,8 @@ from torch import Generator, Tensor
 
 from etude.contracts.errors import PlanError
 from etude.problems.base import Action, Obs
+from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.distributions import masked, sample_categorical, uniform_like
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.grammar import Correction, Rules, Status
 from etude.problems.workflow.plan import Limits
 
@@ -43,12 +43,12 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     given = arguments.parse_args()
     torch.set_num_threads(1)
-    luck, generator, began = random.Random(given.seed), Generator().manual_seed(given.seed), time.perf_counter()
+    rng, generator, began = random.Random(given.seed), Generator().manual_seed(given.seed), time.perf_counter()
     seen: Counter[str] = Counter()
     bad: Counter[str] = Counter(dict.fromkeys(CHECKS, 0))
     while seen["plans"] < given.plans:
         changes = seen["catalogues"] % 2 == 1  # in half of them entries come and go between decisions
-        Fuzz(luck, generator, given.rows, changes=changes, seen=seen, bad=bad).run()
+        Fuzz(rng, generator, given.rows, changes=changes, seen=seen, bad=bad).run()
         if seen["catalogues"] % 32 == 0 or seen["plans"] >= given.plans:
             rate = seen["plans"] / (time.perf_counter() - began)
             print(f"{seen['plans']:9,} plans  {rate:6,.0f} plans/s  {bad.total()} violations", flush=True)
@@ -65,7 +65,7 @@ class Fuzz:
 
     def __init__(
         self,
-        luck: random.Random,
+        rng: random.Random,
         generator: Generator,
         n: int,
         *,
@@ -75,7 +75,7 @@ class Fuzz:
     ) -> None:
         self.generator, self.changes, self.seen, self.bad = generator, changes, seen, bad
         self.unread = 0 if changes else READ
-        self.catalogue, self.limits = any_catalogue(luck)
+        self.catalogue, self.limits = any_catalogue(rng)
         self.rules = Rules(self.catalogue, self.limits)
         self.d = self.rules.begin(n)
         if self.changes:
@@ -83,7 +83,7 @@ class Fuzz:
         self.ledger = Ledger(self.catalogue, self.limits, self.d)
         self.kind = torch.randint(len(KINDS), (n,), generator=generator)
         self.is_first = torch.ones(n, dtype=torch.bool)
-        self.failure = luck.choice([0.1, 0.4, 0.8])
+        self.failure = rng.choice([0.1, 0.4, 0.8])
 
     def run(self) -> None:
         self.seen["catalogues"] += 1
@@ -308,7 +308,7 @@ class Ledger:
         money = x["money"] + (x["cost"] * pending).sum(1)
         calls = x["calls"].scatter_add(1, x["worker"].clamp(min=0), pending.double())
         end, left = torch.where(planned, 0.0, x["end"]), there
-        for _ in range(self.nodes):  # Kahn: whoever needs nobody that is left goes
+        for _ in range(self.nodes):  # Kahn: remove nodes without a dependency left
             left = left & (d["links"] & left[:, None]).any(2)
             end = torch.where(planned, torch.maximum((end[:, None] * x["needs"]).amax(2), x["since"]) + x["time"], end)
         bad["cycle"] += int(left.any(1).sum())
@@ -334,33 +334,33 @@ class Ledger:
         bad["draft is not the ledger"] += int((differs > 0).sum())
 
 
-def any_catalogue(luck: random.Random) -> tuple[Catalogue, Limits]:
+def any_catalogue(rng: random.Random) -> tuple[Catalogue, Limits]:
     """One that has something to do: of 1 to 8 types, 0 to 8 workers, prices in round tenths or any."""
-    names = [f"type {i}" for i in range(luck.randint(1, 8))]
-    is_round = luck.random() < 0.5
+    names = [f"type {i}" for i in range(rng.randint(1, 8))]
+    is_round = rng.random() < 0.5
 
     def amount(most: float) -> float:
-        return luck.randrange(int(most * 10) + 1) / 10 if is_round else luck.uniform(0, most)
+        return rng.randrange(int(most * 10) + 1) / 10 if is_round else rng.uniform(0, most)
 
     def worker(i: int) -> Worker:
         return Worker(
             name=f"worker {i}",
-            task_types=None if luck.random() < 0.4 else tuple(t for t in names if luck.random() < 0.6),
+            task_types=None if rng.random() < 0.4 else tuple(t for t in names if rng.random() < 0.6),
             usd_per_call=amount(1.0),
-            latency_ms=amount(luck.choice([1.0, 30.0])),
-            quota=None if luck.random() < 0.6 else luck.randrange(10),
-            available=luck.random() < 0.85,
+            latency_ms=amount(rng.choice([1.0, 30.0])),
+            quota=None if rng.random() < 0.6 else rng.randrange(10),
+            available=rng.random() < 0.85,
         )
 
     limits = Limits(
-        max_nodes=luck.randint(1, 9),
-        max_cost_usd=None if luck.random() < 0.3 else amount(luck.choice([2.0, 6.0])) + 0.1,
-        max_time_ms=None if luck.random() < 0.3 else amount(luck.choice([3.0, 80.0])) + 0.1,
-        max_attempts=luck.randint(1, 4),
-        max_corrections=luck.randint(0, 10),
-        max_replans=luck.randint(0, 3),
+        max_nodes=rng.randint(1, 9),
+        max_cost_usd=None if rng.random() < 0.3 else amount(rng.choice([2.0, 6.0])) + 0.1,
+        max_time_ms=None if rng.random() < 0.3 else amount(rng.choice([3.0, 80.0])) + 0.1,
+        max_attempts=rng.randint(1, 4),
+        max_corrections=rng.randint(0, 10),
+        max_replans=rng.randint(0, 3),
     )
-    workers = tuple(worker(i) for i in range(luck.randint(0, 8)))
+    workers = tuple(worker(i) for i in range(rng.randint(0, 8)))
     made = Catalogue(task_types=tuple(TaskType(name=name) for name in names), workers=workers)
 
     def can_begin(w: Worker) -> bool:
@@ -368,7 +368,7 @@ def any_catalogue(luck: random.Random) -> tuple[Catalogue, Limits]:
         quick = limits.max_time_ms is None or w.latency_ms <= limits.max_time_ms
         return cheap and quick and any(made.able(w, name) for name in names)
 
-    return (made, limits) if not workers or any(map(can_begin, workers)) else any_catalogue(luck)
+    return (made, limits) if not workers or any(map(can_begin, workers)) else any_catalogue(rng)
 
 
 def _beyond(x: Tensor, limit: float | None) -> int:

@@ -13,18 +13,14 @@ import numpy as np
 from results import save
 
 import etude
-from etude.bootstrap.allocation import make_training
-from etude.settings.tree import resolve
 
 CALLS = 5000
 
 
 def latencies_ms(preset: str | None) -> np.ndarray:
     with tempfile.TemporaryDirectory() as folder:
-        chosen = ["run.max_steps=16384", "ppo.envs=64", "ppo.steps=64", "ppo.epochs=1", "run.device=cpu"]
-        training = make_training(resolve(preset=preset, assignments=chosen).settings, Path(folder) / "run")
-        for _ in training.updates():
-            pass
+        short = {"run.max_steps": 16384, "ppo.envs": 64, "ppo.steps": 64, "ppo.epochs": 1, "run.device": "cpu"}
+        etude.train("allocation", out=Path(folder) / "run", preset=preset, settings=short)
         policy = etude.load(Path(folder) / "run")
         observations = np.random.default_rng(0).random((CALLS, 94), dtype=np.float32)
         for observation in observations[:200]:

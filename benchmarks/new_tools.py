@@ -4,7 +4,7 @@
 
 A share of the task types is withheld: no example with one of them is learned from, and the catalogue of the training
 does not have them. Then the whole catalogue is given to the planner, and the instructions that need them are planned.
-Beside it: the same planner without the new tools' descriptions (their names alone), and a choice by chance.
+Compared with the same planner without the new tools' descriptions (their names alone), and with chance.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from options import setting
 from results import save, sentence
 
-from etude.bootstrap.imitation import make_imitation
-from etude.bootstrap.planner import load_planner
-from etude.problems.workflow.catalogue import Catalogue, TaskType, read_catalogue
+import etude
+from etude.problems.catalogue import Catalogue, TaskType, read_catalogue
 from etude.problems.workflow.examples import Example, read_examples
-from etude.problems.workflow.lesson import to_plan
 from etude.problems.workflow.metrics import score_plans
 from etude.problems.workflow.plan import Plan
-from etude.settings.tree import resolve
+from etude.problems.workflow.training_set import to_plan
 
 WITHHELD = 0.1
 
@@ -65,7 +64,7 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--encoder", default="fast")
     arguments.add_argument("--draws", type=int, default=3)
-    arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments.add_argument("--set", type=setting, action="append", default=[], metavar="KEY=VALUE")
     given = arguments.parse_args()
     whole = read_catalogue(given.folder / "catalogue.json")
     examples = read_examples(given.folder / "train.json", whole, max_nodes=64)
@@ -77,26 +76,23 @@ def main() -> None:
         learned = [e for e in examples if not any(names[t] in new for t in e.targets.task_types)]
         with tempfile.TemporaryDirectory() as scratch:
             data = write(Path(scratch), known_part(whole, new), learned, whole)
-            settings = resolve(
-                assignments=[f"planner.encoder={given.encoder}", f"run.seed={draw}", *given.set]
-            ).settings
-            for _ in make_imitation(settings, Path(scratch) / "run", [(data, None)]).epochs():
-                pass
-            planner = load_planner(Path(scratch) / "run")
+            out, settings = Path(scratch) / "run", dict(given.set)
+            etude.train("workflow", out=out, data=data, encoder=given.encoder, seed=draw, settings=settings)
+            planner = etude.load(out)
         texts, wanted = [e.instruction for e in asked], [to_plan(whole, e) for e in asked]
         bare = [t if t.name not in new else TaskType(name=t.name) for t in whole.task_types]
         for row, catalogue in (
             ("described", whole),
             ("by name alone", Catalogue(task_types=tuple(bare), workers=whole.workers)),
         ):
-            planner.catalogue = catalogue
+            planner = planner.under(catalogue)
             made = planner.plans(texts)
             rows[row].append(found(made, wanted, new))
             if row == "described":
                 rows["plans, node F1"].append(float(score_plans(made, wanted).node_f1.mean()))
         rows["by chance"].append(float(np.mean([len(p.nodes) for p in wanted])) / len(names))
-        told = "  ".join(f"{row} {values[-1]:.3f}" for row, values in rows.items())
-        print(f"draw {draw}: {len(new)} tools withheld, {len(asked)} instructions need one: {told}", flush=True)
+        line = "  ".join(f"{row} {values[-1]:.3f}" for row, values in rows.items())
+        print(f"draw {draw}: {len(new)} tools withheld, {len(asked)} instructions need one: {line}", flush=True)
     data_: dict[str, Any] = {"encoder": given.encoder, "withheld": WITHHELD, **rows}
     for row, values in rows.items():
         print(f"{row:16} {sentence(100 * np.array(values), '%')}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import ttest_ind
 
-from etude.learning.evaluate import interval
+from etude.evidence.intervals import interval
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -21,6 +23,25 @@ def save(name: str, values: dict[str, Any]) -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     machine = {"cpus": os.cpu_count(), "cpu": _cpu(), "gpu": gpu, "torch": torch.__version__}
     (FOLDER / f"{name}.json").write_text(json.dumps({"machine": machine, **values}, indent=1) + "\n")
+
+
+def summary(values: Sequence[float]) -> dict[str, Any] | None:
+    """The values with their mean, its 95 % interval and their range; None without values."""
+    if not values:
+        return None
+    low, high = interval(np.array(values))
+    mean = float(np.mean(values))
+    return {"values": list(values), "mean": mean, "low": low, "high": high, "min": min(values), "max": max(values)}
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    """The ratio of geometric means, with Welch's 95 % interval on the logarithms."""
+    a, b = np.log(above), np.log(below)
+    found = {"ratio": float(np.exp(a.mean() - b.mean()))}
+    if min(len(a), len(b)) < 2:
+        return found | {"low": found["ratio"], "high": found["ratio"]}
+    low, high = np.exp(ttest_ind(a, b, equal_var=False).confidence_interval())
+    return found | {"low": float(low), "high": float(high)}
 
 
 def sentence(x: np.ndarray, unit: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Queries to workers on recorded outcomes: the router beside simpler choices, each query tested once.
+"""Queries to workers on recorded outcomes: the router compared with simpler choices, each query tested once.
 
     python benchmarks/routes.py ../shared/data/routes/llmrouter                       # fast, about a minute
     python benchmarks/routes.py ../shared/data/routes/llmrouter --encoder minilm      # minutes more, the first time
@@ -22,10 +22,10 @@ from rich.progress import track
 from torch import Tensor
 
 from etude.contracts.ports import TextEncoder
-from etude.learning.evaluate import interval
-from etude.problems.workflow.catalogue import read_catalogue
-from etude.problems.workflow.kernels import Texts, read_texts
-from etude.problems.workflow.replay import (
+from etude.evidence.intervals import interval
+from etude.problems.catalogue import read_catalogue
+from etude.problems.routing.kernels import Texts, read_texts
+from etude.problems.routing.replay import (
     UNKNOWN,
     WEIGHTS,
     Curve,
@@ -36,7 +36,7 @@ from etude.problems.workflow.replay import (
     references,
     type_means,
 )
-from etude.problems.workflow.routing import fit_router, neighbours
+from etude.problems.routing.router import fit_router, neighbours
 from etude.text.encoders import make_encoder
 
 ROUTER = "router"
@@ -111,7 +111,7 @@ def _note(
     kept.thrifty_score[rows], kept.thrifty_cost[rows] = asked.score[each, thrifty], asked.cost_usd[each, thrifty]
 
 
-def told(kept: Track, single: Track) -> dict[str, Any]:
+def to_json(kept: Track, single: Track) -> dict[str, Any]:
     gain, thrifty = kept.score - single.score, kept.thrifty_score - single.score
     return {
         "score": kept.score.mean(),
@@ -181,10 +181,10 @@ def main(given: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     replay = read_outcomes(options.folder / "train.jsonl", read_catalogue(options.folder / "catalogue.json"))
     tracks = run(replay, options.encoder, options.folds, options.repeats)
-    data = {name: told(kept, tracks["best_single"]) for name, kept in tracks.items()}
+    data = {name: to_json(kept, tracks["best_single"]) for name, kept in tracks.items()}
     show(data)
-    beside = tracks[ROUTER].score - tracks["per_type"].score
-    text = {"gain": beside.mean(), "gain_ci95": interval(beside)}
+    difference = tracks[ROUTER].score - tracks["per_type"].score
+    text = {"gain": difference.mean(), "gain_ci95": interval(difference)}
     print(f"what text adds, {ROUTER} to per_type: {_gain(text)}")
     plot(data, options.plot)
     setting = {"encoder": options.encoder, "folds": options.folds, "repeats": options.repeats, "queries": len(replay)}

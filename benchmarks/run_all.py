@@ -10,6 +10,7 @@ from pathlib import Path
 SCRIPTS = (
     "inference.py",
     "throughput.py",
+    "throughput.py --peers",
     "distributions.py",
     "time_to_target.py",
     "matched.py",
@@ -20,8 +21,8 @@ SCRIPTS = (
     "ingest.py",
     "durability.py",
 )
-"""By hand: `plans.py`, `new_tools.py`, `routes.py` and `redaction.py` need public data, `from_logs.py` and
-`workflow_learning.py` take hours, `workflow_loop.py` half an hour, `chaos.py` as long with a policy of its own."""
+"""Run by hand: `plans.py`, `new_tools.py`, `routes.py` and `redaction.py` need public data, `from_logs.py` and
+`workflow_learning.py` take hours, `workflow_loop.py` half an hour, and so does `chaos.py`, which needs a policy."""
 
 
 def main() -> None:
@@ -29,7 +30,8 @@ def main() -> None:
     for script in SCRIPTS:
         began = time.perf_counter()
         print(f"── {script}", flush=True)
-        subprocess.run([sys.executable, str(folder / script)], check=True)
+        name, *options = script.split()
+        subprocess.run([sys.executable, str(folder / name), *options], check=True)
         print(f"   {time.perf_counter() - began:.0f} s\n", flush=True)
 
 

@@ -1,6 +1,7 @@
-"""Steps a second: the world alone, collect + learn beside Stable-Baselines3, and the cost curves.
+"""Steps per second: the world alone, collect + learn compared with Stable-Baselines3, and the cost curves.
 
-    python benchmarks/throughput.py                    # CPU, with the peer and the curves (≈ 4 min)
+    python benchmarks/throughput.py                    # CPU, with the curves (≈ 4 min)
+    python benchmarks/throughput.py --peers            # one thread, compared with the peer (≈ 2 min)
     python benchmarks/throughput.py --device cuda      # one GPU, everything on it, 4 epochs
 
 Networks are the source document's (256-256-128, twice). The floor is the arithmetic alone: 2 × 124 k weights, forward
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peer import PEERS, PeerConfig, make_peer
 from results import save
 
 from etude.learning.collect import Collector
@@ -93,20 +95,47 @@ def learn_rate(
     }
 
 
-def peer_rate() -> float:
-    """Stable-Baselines3 at the document's settings, on the better of one and two threads."""
-    from peer import make_peer
+PEER_SHAPES = {
+    "document": PEERS["document"],
+    "same shapes": PeerConfig(
+        envs=256, steps=64, minibatch=2048, epochs=10, lr=3e-4, hidden=(256, 256, 128), activation=torch.nn.ReLU
+    ),
+}
+"""The peer at the document's settings, and with our heads, environments and minibatches on our tensor world."""
 
-    rates = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        model = make_peer(seed=0)
-        model.learn(8192)
-        began = time.perf_counter()
-        model.learn(2 * 8192, reset_num_timesteps=False)
-        rates.append(2 * 8192 / (time.perf_counter() - began))
-        print(f"  stable-baselines3, {threads} thread(s): {rates[-1]:,.0f} steps/s", flush=True)
-    return max(rates)
+
+def compare() -> dict[str, Any]:
+    """Steps per CPU second of one thread, ours and the peer's, the document's networks and 10 epochs for all."""
+    torch.set_num_threads(1)
+    rates: dict[str, float] = {}
+    for name, config in PEER_SHAPES.items():
+        model, batch = make_peer(config, seed=0), config.envs * config.steps
+        model.learn(batch)
+        began = time.process_time()
+        model.learn(2 * batch, reset_num_timesteps=False)
+        rates[f"stable-baselines3, {name}"] = 2 * batch / (time.process_time() - began)
+    for precision in ("float32", "bfloat16"):
+        rates[f"etude, {precision}"] = cpu_rate(precision)
+    for name, rate in rates.items():
+        print(f"{name:32} {rate:,.0f} steps per CPU second", flush=True)
+    ratios = {
+        ours: {peer: rates[f"etude, {ours}"] / rates[f"stable-baselines3, {peer}"] for peer in PEER_SHAPES}
+        for ours in ("float32", "bfloat16")
+    }
+    return {"epochs": 10, "steps_per_cpu_s": rates, "ratios": ratios}
+
+
+def cpu_rate(precision: str, updates: int = 2) -> float:
+    torch.manual_seed(0)
+    problem = AllocationProblem(network=NetworkConfig(precision=precision, **DOCUMENT_NETWORK))  # type: ignore[arg-type]
+    policy = problem.policy().train(False)
+    collector = Collector(problem.world(256, device="cpu", phases=8), steps=64, seed=0)
+    ppo = PPO(policy, PPOConfig(envs=256, steps=64, minibatch=2048, epochs=10, lr=3e-4))
+    ppo.update(collector.collect(policy), progress=0.0)
+    began = time.process_time()
+    for _ in range(updates):
+        ppo.update(collector.collect(policy), progress=0.0)
+    return updates * 256 * 64 / (time.process_time() - began)
 
 
 def matmul_rate(device: str, precision: str) -> float:
@@ -117,7 +146,7 @@ def matmul_rate(device: str, precision: str) -> float:
     return 2 * rows * 256 * 256 / seconds(lambda: x @ w, device=device, least_s=1.0, warm_up=20)
 
 
-def flops_a_step(epochs: int) -> float:
+def flops_per_step(epochs: int) -> float:
     weights, first = 94 * 256 + 256 * 256 + 256 * 128 + 128 * 14, 94 * 256
     return 2 * 2 * (weights + epochs * (3 * weights - first))
 
@@ -125,7 +154,7 @@ def flops_a_step(epochs: int) -> float:
 def curves() -> dict[str, list[tuple[int, float]]]:
     """Steps/s of the world alone against the number of environments, and of agents."""
     envs = [4**k for k in range(9)]
-    torch.set_num_threads(1)  # small tensors: a second thread costs more than it does
+    torch.set_num_threads(1)  # small tensors: a second thread costs more than it gains
     by_envs = [(n, world_rate(n, least_s=0.7)) for n in envs]
     by_agents = [(a, world_rate(1024, agents=a, least_s=0.7)) for a in (2, 4, 8, 16, 32, 64)]
     torch.set_num_threads(2)
@@ -167,15 +196,18 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments.add_argument("--no-curves", action="store_true")
+    arguments.add_argument("--peers", action="store_true", help="only the comparison with the peer")
     arguments.add_argument("--plot", type=Path, default=Path("docs/figures/throughput.svg"))
     given = arguments.parse_args()
+    if given.peers:
+        save("throughput_peers", compare())
+        return
     cuda = given.device == "cuda"
     torch.set_float32_matmul_precision("high" if cuda else "highest")
     epochs = 4 if cuda else 10
     shapes = [(131_072, 16, 131_072), (524_288, 8, 262_144), (1_048_576, 8, 524_288)] if cuda else [(256, 64, 2048)]
     data: dict[str, Any] = {"device": given.device, "epochs": epochs}
 
-    peer = None if cuda else peer_rate()
     torch.set_num_threads(2)
     envs = 1_048_576 if cuda else 4096
     data["world_steps_per_s"] = {}
@@ -186,16 +218,15 @@ def main() -> None:
     data["collect_and_learn"] = []
     for precision in ("float32", "bfloat16"):
         peak = matmul_rate(given.device, precision)
-        floor = peak / flops_a_step(epochs)
+        floor = peak / flops_per_step(epochs)
         for n, steps, minibatch in shapes:
             rate = learn_rate(
                 envs=n, steps=steps, minibatch=minibatch, epochs=epochs, precision=precision, device=given.device
             )
-            data["collect_and_learn"].append(rate | {"floor_steps_per_s": floor, "matmul_flops": peak, "peer": peer})
-            beside = f", {rate['steps_per_s'] / peer:.1f}× the peer" if peer else ""
+            data["collect_and_learn"].append(rate | {"floor_steps_per_s": floor, "matmul_flops": peak})
             print(
                 f"{precision}, {n:,} environments × {steps}, minibatch {minibatch:,}: "
-                f"{rate['steps_per_s']:,.0f} steps/s{beside} (collect {rate['collect_per_s']:,.0f}, "
+                f"{rate['steps_per_s']:,.0f} steps/s (collect {rate['collect_per_s']:,.0f}, "
                 f"learn {rate['learn_per_s']:,.0f}; arithmetic alone {floor:,.0f} at {peak / 1e12:.2f} TFLOP/s)",
                 flush=True,
             )

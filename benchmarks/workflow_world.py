@@ -1,4 +1,4 @@
-"""The workflow world: decisions a second, and what each baseline reaches, with intervals.
+"""The workflow world: decisions per second, and the return of each baseline, with intervals.
 
     python benchmarks/workflow_world.py                    # CPU: rates against environments and threads, baselines
     python benchmarks/workflow_world.py --device cuda      # one GPU: rates alone
@@ -18,10 +18,11 @@ from results import save, sentence
 from throughput import seconds
 from torch import Generator, Tensor
 
-from etude.learning.evaluate import EVALUATION_SEED, interval
+from etude.evidence.intervals import interval
+from etude.learning.evaluate import EVALUATION_SEED
 from etude.problems.base import Actor
 from etude.problems.workflow.experts import baselines, random_choice
-from etude.problems.workflow.world import WorkflowConfig, WorkflowWorld
+from etude.problems.workflow.office.world import WorkflowConfig, WorkflowWorld
 
 EPISODES = 4096
 SHIFTS = ("none", "degraded", "new_tool", "phrasings")

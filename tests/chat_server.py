@@ -1,4 +1,4 @@
-"""A chat service on a free port of this machine that answers as it is told to: well, late, wrongly, half or not at all.
+"""A chat service on a free port of this machine that answers as scripted: well, late, wrongly, partly or not at all.
 
 In this process: `async with ChatServer([Act.BUSY, Act.ANSWER]) as server: … server.url`. In one of its own, for
 benchmarks: `python -m tests.chat_server '{"chances": {"hang": 0.05, "busy": 0.1}, "seed": 1}'`, which prints the URL
@@ -20,7 +20,7 @@ USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
 
 
 class Act(StrEnum):
-    """What becomes of a request."""
+    """How the server treats a request."""
 
     ANSWER = "answer"  # as a stream, where the request says so
     STALL = "stall"  # half of it, then silence
@@ -35,8 +35,8 @@ class Act(StrEnum):
 
 
 def response(status: int, body: bytes, *headers: str, kind: str = "application/json") -> bytes:
-    """A whole response, to be told to the server in place of an act."""
-    lines = [f"HTTP/1.1 {status} Said", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers, "", ""]
+    """A whole HTTP response, for the script in place of an act."""
+    lines = [f"HTTP/1.1 {status} Scripted", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 
@@ -61,7 +61,7 @@ def message(
 
 
 class ChatServer:
-    """Does `script` first, one entry a request; then what falls by `chances`, the same for a seed; then ANSWER."""
+    """Follows `script` first, one entry per request; then samples by `chances` and `seed`; else it answers."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Connection(asyncio.Protocol):
         server.paths.append(path)
         server.headers.append(headers)
         act = server.next_act()
-        server.acts[act if isinstance(act, Act) else "told"] += 1
+        server.acts[act if isinstance(act, Act) else "response"] += 1
         said, closes = server.said(act, request)
         if server.latency_s:
             asyncio.get_running_loop().call_later(server.latency_s, self._say, said, closes)

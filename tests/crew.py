@@ -1,4 +1,4 @@
-"""Workers that do as they are told, a policy that follows given plans and corrections, and where both meet.
+"""Workers that do as the test says, a policy that follows given plans and corrections, and where both meet.
 
 Time is virtual: `carried_out` and `run_virtually` let hours pass in no time.
 """
@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
+from etude.contracts.trajectory import Trajectory
 from etude.contracts.work import Fault, Reply, Subtask, Verdict, WorkerError
 from etude.orchestrator.crew import Crew
 from etude.orchestrator.executor import Orchestrator, Result
 from etude.orchestrator.record import Attempt, Execution
+from etude.orchestrator.trajectories import to_execution
 from etude.orchestrator.virtual_time import run_virtually
 from etude.problems.base import Action, Obs
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.decide import Chooser, Decider, Luck
+from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.decide import Chooser, Generator, WorkflowDecider
 from etude.problems.workflow.grammar import Correction, Rules
 from etude.problems.workflow.plan import Limits
 
@@ -63,7 +65,7 @@ def hang() -> Behaviour:
 
 
 def heedless(*, ends: asyncio.Event | None = None, then: Behaviour | None = None) -> Behaviour:
-    """Swallows every cancellation until it is let go; then it answers, or does as it is told."""
+    """Swallows every cancellation until it is let go; then it answers, or does as the test says."""
 
     async def do(subtask: Subtask) -> Reply:
         end = ends or asyncio.Event()
@@ -106,9 +108,9 @@ class ScriptedWorker:
         name: str,
         *script: Behaviour,
         by_type: Mapping[str, Sequence[Behaviour]] | None = None,
-        most_usd: float | Exception | None = None,
+        max_usd: float | Exception | None = None,
     ) -> None:
-        self.name, self.script, self.most = name, deque(script), most_usd
+        self.name, self.script, self.most = name, deque(script), max_usd
         self.by_type = {kind: deque(some) for kind, some in (by_type or {}).items()}
         self.asked: list[Subtask] = []
         self.asked_at_s: list[float] = []
@@ -116,7 +118,7 @@ class ScriptedWorker:
 
     async def check(self) -> None: ...
 
-    def most_usd(self, subtask: Subtask) -> float | None:
+    def max_usd(self, subtask: Subtask) -> float | None:
         if isinstance(self.most, Exception):
             raise self.most
         return self.most
@@ -153,18 +155,18 @@ class Says:
         return self.verdict if isinstance(self.verdict, Verdict) else await self.verdict(subtask, output)
 
 
-class Kept:
+class MemoryLog:
     """A Log in memory."""
 
     def __init__(self) -> None:
         self.executions: list[Execution] = []
 
-    def append(self, execution: Execution) -> None:
-        self.executions.append(execution)
+    def append(self, trajectory: Trajectory) -> None:
+        self.executions.append(to_execution(trajectory))
 
 
 def entry(name: str, **more: Any) -> Worker:
-    """Of a catalogue: 1 s and 0.01 USD a call unless it says otherwise."""
+    """Of a catalogue: 1 s and 0.01 USD per call unless it says otherwise."""
     return Worker(**{"name": name, "usd_per_call": 0.01, "latency_ms": 1000.0, **more})
 
 
@@ -182,30 +184,27 @@ def following(
     fixes: Sequence[Fix] = (),
     limits: Limits | None = None,
     version: str = "script",
-) -> Decider:
+) -> WorkflowDecider:
     """A policy that draws up these plans, one after each replan, and corrects so; then it aborts.
 
     Every workflow gets them from the first on. It chooses what is legal or fails.
     """
 
-    def choosers(rules: Rules, instruction: str, luck: Luck) -> Chooser:
-        nodes = deque([*plan, None] for plan in plans)
-        to_come = deque(fixes)
-
-        def choose(draft: Obs) -> tuple[Action, float]:
+    def choosers(rules: Rules, instruction: str) -> Chooser:
+        def choose(draft: Obs, rng: Generator) -> list[tuple[Action, float]]:
             if int(draft["failed"]) >= 0:
-                action = corrected(rules, to_come.popleft() if to_come else Correction.ABORT)
+                done = int(draft["corrections"])
+                actions = [corrected(rules, fixes[done] if done < len(fixes) else Correction.ABORT)]
             else:
-                node = nodes[0].pop(0)
-                if node is None:
-                    nodes.popleft()
-                action = planned(rules, node)
-            assert is_legal(rules, draft, action), action
-            return action, 0.5
+                actions = [planned(rules, node) for node in (*plans[int(draft["replans"])], None)]
+            for action in actions:
+                assert is_legal(rules, draft, action), action
+                draft = rules.grow(draft, action)[0]
+            return [(action, 0.5) for action in actions]
 
         return choose
 
-    return Decider(version=version, catalogue=known, limits=limits or Limits(), choosers=choosers)
+    return WorkflowDecider(version=version, catalogue=known, limits=limits or Limits(), choosers=choosers)
 
 
 def planned(rules: Rules, node: Node | None) -> Action:

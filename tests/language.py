@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.examples import Example, Targets
 from tests.tiny import etude
 
@@ -90,7 +90,7 @@ def command(data: Path, out: Path, *more: str | Path, **changed: str) -> list[st
 
 
 def trained_run(factory: pytest.TempPathFactory) -> Path:
-    """One finished run for all tests that only read it; its data lies beside it."""
+    """One finished run for all tests that only read it; its data is in the same folder."""
     out = factory.getbasetemp() / "planner" / "run"
     if not (out / "summary.json").exists():
         data, _ = write_data(out.parent)

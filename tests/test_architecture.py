@@ -6,6 +6,7 @@ Reads the imports of every module under src/etude with `ast`; only subprocesses 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,19 +19,21 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# A room is a folder of src/etude, or a module beside them. It may import itself and the rooms named here.
+# A room is a folder of src/etude, or a module next to them. It may import itself and the rooms named here.
 ALLOWED: dict[str, str] = {
     "contracts": "",
-    "problems": "text contracts",  # workflows are asked for in words
+    "files": "contracts",
     "text": "contracts",
     "evidence": "contracts",
-    "orchestrator": "problems contracts",
-    "experience": "contracts",
-    "learning": "problems contracts",
-    "release": "evidence contracts",
-    "loop": "experience learning release contracts",
-    "serving": "problems text evidence orchestrator experience learning release loop contracts",
-    "adapters": "contracts",
+    "problems": "contracts files text evidence learning reports",
+    "learning": "contracts files evidence problems",  # of problems only the sockets: SOCKETS
+    "reports": "contracts evidence learning",
+    "orchestrator": "contracts files evidence learning problems",
+    "experience": "contracts files evidence",
+    "release": "contracts evidence",
+    "loop": "contracts experience learning release problems",
+    "serving": "contracts text evidence learning problems orchestrator experience release loop",
+    "adapters": "contracts files",
     "settings": "*",  # the settings tree is made of the rooms' config dataclasses
     "bootstrap": "*",
     "cli": "*",
@@ -38,13 +41,28 @@ ALLOWED: dict[str, str] = {
     "__main__": "cli",
 }
 
+SOCKETS = ("etude.problems.base", "etude.problems.spec", "etude.problems.distributions")
+"""What learning may import of problems."""
+NAMES = ("workflow", "allocation")
+"""Problems of the table, whose names the rest of the code does not know."""
+PROBLEMS = (*NAMES, "routing")
+"""The folders of problems."""
+NAMES_ALLOWED = (
+    *(f"problems/{name}/" for name in PROBLEMS),
+    "problems/table.py",
+    "orchestrator/",  # carries out workflows, and says so
+    "cli/orchestrator/",
+    "contracts/work.py",
+)
+
 ALLOCATION_FACES = ("problems/allocation/gym.py", "problems/allocation/registration.py")
 
 # Libraries with a home: the files, and folders with all below them, that may import them.
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("problems/", "text/", "learning/", "serving/runtime.py"),
+    "torch": ("problems/", "text/", "learning/"),
     "gymnasium": ALLOCATION_FACES,
     "pettingzoo": ALLOCATION_FACES,
+    "jinja2": ("reports/",),
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
     **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy"), ("adapters/",)),
     "sqlite3": ("adapters/", "text/cache.py"),
@@ -52,11 +70,18 @@ HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("nats", "aiobotocore", "boto3", "botocore", "minio", "obstore", "s3fs"), ("adapters/",)),
 }
 
-# Where a library may also be imported, but only inside functions: the command line starts without it.
-LAZY_HOMES: dict[str, tuple[str, ...]] = {"torch": ("cli/", "cli.py", "bootstrap/")}
+# Where a library may also be imported, but only inside functions.
+LAZY_HOMES: dict[str, tuple[str, ...]] = {"torch": ("cli/", "bootstrap/")}
 
 # What comes without torch, and so does everything it imports at module level.
-TORCH_FREE = ("etude", "etude.cli", "etude.bootstrap.experience")
+TORCH_FREE = (
+    "etude",
+    "etude.bootstrap.experience",
+    "etude.cli",
+    *(f"etude.cli.{name}" for name in ("dataset", "experience", "ingest", "redact", "reward", "runs", "schemas")),
+    "etude.cli.orchestrator.prepare",
+    "etude.problems.table",
+)
 
 EMPTY_NAMES = frozenset({"util", "utils", "helper", "helpers", "common", "manager", "managers", "misc"})
 
@@ -173,6 +198,52 @@ def may_import(room: str, other: str) -> bool:
     return room == other or ALLOWED[room] == "*" or other in ALLOWED[room].split()
 
 
+def wrong_neighbours(house: House) -> list[str]:
+    """Imports between problems, and learning's imports of anything but the sockets."""
+    found = []
+    for module in house.values():
+        own = problem_of(module.name)
+        for reached in module.imports:
+            other = problem_of(reached.target)
+            if own and other and own != other:
+                found.append(f"{module.path}:{reached.line} imports {reached.target}: a problem never imports another")
+            if module.room == "learning" and reached.room == "problems" and reached.target not in SOCKETS:
+                found.append(f"{module.path}:{reached.line} imports {reached.target}: learning knows no problem")
+    return found
+
+
+def problem_of(name: str) -> str:
+    """The problem whose folder a module is in."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["etude", "problems"] and len(parts) > 2 and parts[2] in PROBLEMS else ""
+
+
+def named_problems(house: House) -> list[str]:
+    """Names of problems in code and strings outside their folders; docstrings and comments may speak of them."""
+    found = []
+    for module in house.values():
+        if module.path.startswith(NAMES_ALLOWED):
+            continue
+        documented = {id(node) for node in docstrings(module.tree)}
+        for node in ast.walk(module.tree):
+            said = (
+                node.value
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                else getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "module", None) or ""
+            )
+            words = set(re.findall("[a-z]+", said.lower())) if id(node) not in documented else set()
+            for name in words & set(NAMES):
+                found.append(f"{module.path}:{getattr(node, 'lineno', 0)} names the problem {name!r}: ask its spec")
+    return found
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.AST]:
+    """Strings that are statements: docstrings, and those below a field or a constant."""
+    return (
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+
+
 def wrong_homes(house: House) -> list[str]:
     return [
         f"{module.path}:{found.line} imports {found.library}, which lives in {' '.join(HOMES[found.library])}"
@@ -264,7 +335,17 @@ def name_of(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-RULES = (wrong_rooms, wrong_directions, wrong_homes, torch_at_import, cycles, empty_names, environment_reads)
+RULES = (
+    wrong_rooms,
+    wrong_directions,
+    wrong_neighbours,
+    named_problems,
+    wrong_homes,
+    torch_at_import,
+    cycles,
+    empty_names,
+    environment_reads,
+)
 
 
 @cache
@@ -289,7 +370,11 @@ BROKEN: list[tuple[str, dict[str, str], str]] = [
     ("wrong_rooms", {"kitchen/stove.py": ""}, "src/etude/kitchen is a room nobody knows"),
     ("wrong_directions", {"contracts/a.py": "import etude.learning.ppo"}, "none of our rooms"),
     ("wrong_directions", {"contracts/a.py": "from etude import load"}, "contracts/a.py:1 imports etude"),
-    ("wrong_directions", {"problems/a.py": "from ..learning import ppo"}, "imports etude.learning"),
+    ("wrong_directions", {"problems/a.py": "from ..experience import task"}, "imports etude.experience"),
+    ("wrong_neighbours", {"problems/workflow/a.py": "import etude.problems.allocation.world"}, "never imports another"),
+    ("wrong_neighbours", {"learning/a.py": "import etude.problems.table"}, "learning knows no problem"),
+    ("named_problems", {"cli/train.py": "if problem == 'workflow': ..."}, "names the problem 'workflow'"),
+    ("named_problems", {"learning/a.py": "from etude.problems import allocation_x as b\nprint(b.allocation)"}, "ask"),
     ("wrong_directions", {"learning/a.py": "def f():\n    from etude.cli import x"}, "learning/a.py:2"),
     ("wrong_directions", {"evidence/a.py": "if TYPE_CHECKING:\n    import etude.release"}, "evidence/a.py:2"),
     ("wrong_directions", {"adapters/a.py": "import etude.problems.base"}, "may import contracts"),
@@ -329,7 +414,10 @@ ALLOWED_SOURCES: list[dict[str, str]] = [
     {"cli/train.py": "if TYPE_CHECKING:\n    from torch import Tensor"},
     {"__init__.py": "def load():\n    from etude.learning import a", "learning/a.py": "import torch"},
     {"learning/a.py": "import etude.learning.b", "learning/b.py": "def f():\n    import etude.learning.a"},
-    {"serving/runtime.py": "import torch\nfrom etude.learning.a import b"},
+    {"problems/allocation/loaded.py": "import torch\nfrom etude.learning.a import b"},
+    {"learning/a.py": "from etude.problems.base import World"},
+    {"orchestrator/a.py": "KIND = 'workflow'"},
+    {"experience/a.py": '"""A workflow, say."""'},
     {"problems/allocation/gym.py": "import gymnasium, pettingzoo, torch\nfrom .world import W"},
     {"settings.py": "from etude.problems.a import Config\ndef f():\n    import os\n    return os.environ"},
 ]

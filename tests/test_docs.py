@@ -1,38 +1,56 @@
-"""Docs cannot lie: links, commands, settings, code and tables of README.md and docs/ are held to what they speak of.
+"""Docs cannot lie: links, commands, settings, code and tables of README.md and docs/ are compared with the product.
 
-`python -m tests.test_docs` writes the tables between `<!-- begin: … -->` and `<!-- end -->` anew.
+`python -m tests.test_docs` generates the tables between `<!-- begin: … -->` and `<!-- end -->` again.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-import runpy
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer.main
 
 import etude
+from etude.bootstrap import experience as wiring
 from etude.cli import app
 from etude.cli.config import to_markdown
 from etude.cli.display import setting
+from etude.cli.lazy import LazyGroup
 from etude.contracts.field_docs import field_docs
 from etude.learning.health import HealthConfig, Symptom
-from etude.learning.train import Stage
-from etude.settings.tree import FLAGS, PRESETS, TREE, VARIANT_DEFAULTS, resolve
+from etude.learning.practise import Stage
+from etude.learning.run import STOPPED
+from etude.problems import table
+from etude.settings.sources import Field
+from etude.settings.tree import FLAGS, presets, resolve_settings, tree_of
 from tests.tiny import etude as run_etude
 from tests.tiny import train_command
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "etude"
 README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 CONFIGURATION = ROOT / "docs" / "07-configuration.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = ROOT / "docs" / "11-documents.md"
+ONE_DECISION = ROOT / "docs" / "12-one-decision.md"
+OWN_PROBLEM = ROOT / "examples" / "own_problem"
+PAGES = [
+    README,
+    CONTRIBUTING,
+    ROOT / "CHANGELOG.md",
+    OWN_PROBLEM / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+ROOMS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 MISTAKE = re.compile(r"^\$ (etude .*)\n(error: .*)$", re.M)
@@ -63,39 +81,76 @@ def named(page: Path) -> str:
 # Tables made from the code.
 
 
-def presets() -> str:
-    """What a preset and a variant change, setting by setting."""
-    columns = {f"--preset {name}": values for name, values in PRESETS.items()}
-    columns["--variant matched"] = VARIANT_DEFAULTS["matched"]
+def table_of_presets() -> str:
+    """Every setting that a preset or a variant changes."""
+    columns = {f"--preset {name}": changes(values) for name, values in presets().items()}
+    for spec in table.specs().values():
+        if spec.variants is not None:
+            flag = f"--{spec.variants[0].rpartition('.')[2]}"
+            columns |= {f"{flag} {name}": changes(values) for name, values in spec.variants[1].items()}
     lines = [
         f"| setting | default | {' | '.join(f'`{name}`' for name in columns)} |",
         "|---|---|" + "---|" * len(columns),
     ]
-    for field in TREE.fields:
-        section, _, name = field.key.partition(".")
-        changed = [column.get(section, {}).get(name) for column in columns.values()]
-        if any(value is not None for value in changed):
-            default = list(field.default) if isinstance(field.default, tuple) else field.default
-            cells = ["" if value is None else f"`{setting(value)}`" for value in changed]
-            lines.append(f"| `{field.key}` | `{setting(default)}` | {' | '.join(cells)} |")
+    for field in tree_of(None).fields:
+        default = default_of(field)
+        changed = [setting(column[field.key]) if field.key in column else default for column in columns.values()]
+        if set(changed) != {default}:
+            cells = ["" if value == default else f"`{value}`" for value in changed]
+            lines.append(f"| `{field.key}` | `{default}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"settings": lambda: to_markdown(TREE.fields), "presets": presets}
+def table_of_documents() -> str:
+    """Every default that `--preset document` changes."""
+    lines = ["| problem | setting | default | document |", "|---|---|---|---|"]
+    lines += [f"| `{problem}` | `{key}` | `{ours}` | `{theirs}` |" for problem, key, ours, theirs in differences()]
+    return "\n".join(lines) + "\n"
 
 
-def with_fresh_tables(text: str) -> str:
+def differences() -> Iterator[tuple[str, str, str, str]]:
+    for problem in table.specs():
+        document = changes(presets(problem).get("document", {}))
+        for field in tree_of(problem).fields:
+            if field.key in document and setting(document[field.key]) != default_of(field):
+                yield problem, field.key, default_of(field), setting(document[field.key])
+
+
+def changes(values: Any) -> dict[str, Any]:
+    return dict(tree_of(None).flatten(values))
+
+
+def default_of(field: Field) -> str:
+    return setting(list(field.default) if isinstance(field.default, tuple) else field.default)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": lambda: to_markdown(tree_of(None).fields),
+    "presets": table_of_presets,
+    "documents": table_of_documents,
+}
+TABLES_OF = {CONFIGURATION: ["presets", "settings"], DOCUMENTS: ["documents"]}
+
+
+def with_generated_tables(text: str) -> str:
     return GENERATED.sub(lambda found: f"{found[1]}{found[2]}{TABLES[found[1]]()}", text)
 
 
-def test_the_configuration_page_says_what_the_code_does() -> None:
-    text = CONFIGURATION.read_text("utf-8")
-    assert [name for name, _, _ in GENERATED.findall(text)] == ["presets", "settings"]
-    assert text == with_fresh_tables(text), "write it anew: python -m tests.test_docs"
+@pytest.mark.parametrize("page", TABLES_OF, ids=named)
+def test_generated_tables_are_up_to_date(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert [name for name, _, _ in GENERATED.findall(text)] == TABLES_OF[page]
+    assert text == with_generated_tables(text), "generate it again: python -m tests.test_docs"
 
 
-def test_every_setting_says_what_it_does() -> None:
-    undocumented = [field.key for field in TREE.fields if not field.doc.strip()]
+def test_every_default_that_differs_from_a_document_is_explained() -> None:
+    reasons = GENERATED.sub("", DOCUMENTS.read_text("utf-8"))
+    explained = set(re.findall(r"`([a-z_0-9.]+)`", reasons))
+    assert {key for _, key, _, _ in differences()} <= explained
+
+
+def test_every_setting_has_a_description() -> None:
+    undocumented = [field.key for field in tree_of(None).fields if not field.doc.strip()]
     assert not undocumented
     assert set(field_docs(Stage)) == {"size", "share"}
 
@@ -130,28 +185,60 @@ COMMANDS = sorted(
 )
 
 
+@pytest.fixture
+def with_the_example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Etude as it is where the example's problem is installed."""
+    monkeypatch.syspath_prepend(OWN_PROBLEM)
+    monkeypatch.setitem(table.OURS, "helpdesk", "helpdesk:SPEC")
+    caches = (table.specs, table.names, tree_of)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("with_the_example")
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_are_ones_the_command_line_takes(line: str) -> None:
     _, *words = shlex.split(line, comments=True)
     command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands") and words and not words[0].startswith("-"):
-        assert words[0] in command.commands, line
-        command = command.commands[words.pop(0)]
-    if hasattr(command, "commands"):  # a group alone, or an option of the whole
+    path = []
+    while is_group(command) and words and not words[0].startswith("-"):
+        path.append(words.pop(0))
+        assert path[-1] in subcommands(command), line
+        command = command.load(path[-1]) if isinstance(command, LazyGroup) else command.commands[path[-1]]
+    if is_group(command):  # a group alone, or an option of the whole
         assert not words or words[0] in {name for option in command.params for name in option.opts}, line
         return
     if not words:  # the command by its name
         return
     given = command.make_context(command.name, words).params  # parsed, not carried out
-    flags = {flag: given.get(flag.removeprefix("--").replace("-", "_")) for flag in FLAGS}
-    of_settings = {flag: value for flag, value in flags.items() if value} if "assignments" in given else {}
-    resolve(preset=given.get("preset"), assignments=given.get("assignments") or (), flags=of_settings)
+    problem = path[1] if path[0] == "train" else None
+    own = [flag.name for flag in table.find_spec(problem).flags if flag.setting] if problem else []
+    flags = {flag: given.get(flag.removeprefix("--").replace("-", "_")) for flag in (*FLAGS, *own)} if problem else {}
+    if "assignments" in given:
+        resolve_settings(
+            problem,
+            preset=given.get("preset"),
+            assignments=given["assignments"] or (),
+            flags={flag: value for flag, value in flags.items() if value},
+        )
     if given.get("key"):
-        assert given["key"] in {part for field in TREE.fields for part in (field.key, field.key.partition(".")[0])}
+        known = {field.key for field in tree_of(None).fields}
+        assert given["key"] in known | {key.partition(".")[0] for key in known}
+
+
+def is_group(command: Any) -> bool:
+    return hasattr(command, "commands")
+
+
+def subcommands(group: Any) -> set[str]:
+    return set(group.entries() if isinstance(group, LazyGroup) else group.commands)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_mistakes_are_told_as_shown(page: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_printed_as_shown(page: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for line, error in MISTAKE.findall(page.read_text("utf-8")):
         assert run_etude(*shlex.split(line)[1:]) == 2
@@ -166,12 +253,12 @@ def test_commands_are_found() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_settings_files_and_targets_that_are_named_exist(page: Path) -> None:
-    known = {field.key for field in TREE.fields}
+    known = {field.key for field in tree_of(None).fields}
     sections = "|".join({key.partition(".")[0] for key in known})
     for span in spans(page):
         if re.fullmatch(rf"({sections})\.[a-z_]+", span) and not span.endswith((".py", ".md")):
             assert span in known, f"{named(page)} names the setting {span}"
-        if re.fullmatch(r"(src|tests|benchmarks|docs|examples|learning|problems|serving|cli)/[\w/.]+\.\w+", span):
+        if re.fullmatch(rf"(src|tests|benchmarks|docs|examples|{'|'.join(ROOMS)})/[\w/.]+\.\w+", span):
             assert any((folder / span).exists() for folder in (ROOT, SOURCE)), f"{named(page)} names the file {span}"
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
     for line in lines_of_code(page):
@@ -187,7 +274,11 @@ def test_data_in_blocks_is_what_it_says(page: Path, tmp_path: Path) -> None:
     for block in fences(page, "yaml"):
         file = tmp_path / "etude.yaml"
         file.write_text(block, "utf-8")
-        resolve(config=file)
+        resolve_settings(config=file)
+
+
+def test_every_reason_to_stop_is_explained() -> None:
+    assert {str(reason) for reason in STOPPED} <= set(spans(ROOT / "docs" / "04-runs.md"))
 
 
 def test_every_symptom_and_its_limits_are_explained() -> None:
@@ -203,15 +294,36 @@ def test_every_decision_is_listed_and_numbered() -> None:
     assert [int(name[:4]) for name in records] == list(range(1, len(records) + 1))
 
 
-# The README.
+def test_every_page_is_listed() -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index] == ["README.md"]
 
 
-def test_the_readme_leads_through_every_room() -> None:
-    order = README.read_text("utf-8").partition("## Read the code in this order")[2].partition("\n## ")[0]
-    rooms = [path.parent.name for path in SOURCE.glob("*/__init__.py")]
-    assert all(f"(src/etude/{room}/" in order for room in rooms)
+# One decision through the code.
+
+
+def test_the_reading_order_leads_through_every_room() -> None:
+    order = CONTRIBUTING.read_text("utf-8").partition("## Read the code in this order")[2].partition("\n## ")[0]
+    assert all(f"(src/etude/{room}/" in order for room in ROOMS)
     for name, target in re.findall(r"\[`([^`]+)`\]\(([^)]+)\)", order):
         assert target.removesuffix("__init__.py").endswith(name), target
+
+
+def test_the_walk_of_one_decision_is_written_down() -> None:
+    walk = json.loads((ROOT / "benchmarks" / "results" / "walk.json").read_text("utf-8"))
+    text = ONE_DECISION.read_text("utf-8")
+    for stage, functions in walk["stages"].items():
+        for function in functions:
+            file, _, name = function.partition(":")
+            assert f"`{file}`" in text, f"{stage} goes through {file}"
+            assert (SOURCE / file).exists(), f"{file} was moved: run benchmarks/walk.py again"
+            assert f"`{name.partition('.<locals>')[0]}`" in text, f"{stage} goes through {name}"
+        assert f"{stage}, {walk['hops'][stage]} hop" in text
+    assert f"{walk['total']} hops" in text
+    assert walk["total"] <= 40
+
+
+# The README.
 
 
 def test_the_readme_names_every_extra_and_the_version() -> None:
@@ -232,14 +344,14 @@ def test_no_figure_is_left_open(page: Path) -> None:
     assert "TBM" not in page.read_text("utf-8")
 
 
-def test_the_ten_lines_of_the_readme_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = fences(README, "python")
+def test_the_first_training_of_the_readme_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, *_ = (code for code in fences(README, "python") if "etude.train(" in code)
     assert len([line for line in code.splitlines() if line]) <= 10
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(compile(code, str(README), "exec"), names)
-    assert names["returns"][-1] > 1000
-    assert names["policy"].act(names["env"].reset(seed=1)[0]).shape == (4, 3)
+    assert max(names["run"].scores) > 1000
+    assert etude.load(names["run"].folder.path).act(np.zeros(94)).shape == (4, 3)
 
 
 # The Python of the pages.
@@ -256,22 +368,47 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BLOCKS = [
     pytest.param(code, id=f"{named(page)}-{number}")
     for page in PAGES
-    if page != README
     for number, code in enumerate(fences(page, "python"), start=1)
+    if page != README or "etude.train(" not in code
 ]
 
 
+@pytest.fixture
+def own_collector() -> Iterator[None]:
+    """Experience of a page goes to its own folder, not to that of an earlier test."""
+    wiring._collector.made.clear()
+    yield
+    for collector in wiring._collector.made.values():
+        collector.bus.close()
+    wiring._collector.made.clear()
+
+
+@pytest.mark.usefixtures("own_collector")
 @pytest.mark.parametrize("code", BLOCKS)
 def test_the_python_of_the_pages_runs(code: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     exec(compile(code, "docs", "exec"), {})
 
 
-def test_the_example_learns_what_is_best(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "examples" / "routing.py"), run_name="__main__")
-    told = dict(re.findall(r"^([a-z ]+?) +(0\.\d+)  \[", capsys.readouterr().out, re.M))
-    assert float(told["policy"]) > float(told["best known"]) - 0.01 > float(told["random"]) + 0.2
+PUBLIC = {"etude", "etude.problems.allocation.gym"}
+"""What the Python of pages may import of Etude: the package itself, and the PettingZoo environment."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_the_python_of_the_pages_uses_the_public_api(page: Path) -> None:
+    for code in fences(page, "python"):
+        tree = ast.parse(code)
+        imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert {name for name in imported if name.partition(".")[0] == "etude"} <= PUBLIC
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "etude"
+        }
+        assert used <= {*etude.__all__, "contracts"}
 
 
 if __name__ == "__main__":
-    CONFIGURATION.write_text(with_fresh_tables(CONFIGURATION.read_text("utf-8")), "utf-8")
+    for page in TABLES_OF:
+        page.write_text(with_generated_tables(page.read_text("utf-8")), "utf-8")

@@ -41,7 +41,7 @@ def etude(*args: str | Path) -> int:
     return code if isinstance(code, int) else 0 if code is None else 1
 
 
-def told_json(capsys: pytest.CaptureFixture[str], *args: str | Path) -> Any:
+def json_output(capsys: pytest.CaptureFixture[str], *args: str | Path) -> Any:
     """What a command that succeeds says with --json."""
     capsys.readouterr()
     assert etude(*args, "--json") == 0
@@ -52,8 +52,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
     """What a command says that leaves with 2, and says nothing else."""
     capsys.readouterr()
     assert etude(*args) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: ")
-    assert "unexpected" not in told.err
-    return told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert "unexpected" not in captured.err
+    return captured.err

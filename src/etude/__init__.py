@@ -1,21 +1,30 @@
-"""Etude learns the decisions an AI-agent orchestrator makes. Importing it brings no torch."""
+"""Etude learns the decisions an AI-agent orchestrator makes. Importing it brings no torch.
+
+task, feedback     what your agent does becomes experience to learn from
+train, evaluate    a policy of any problem, from Python as by the commands of the same name
+load               a trained policy, ready to decide
+Orchestrator       plans carried out on workers
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Orchestrator", "__version__", "feedback", "load", "task"]
+from etude.problems.table import register_environments
+
+__all__ = ["Orchestrator", "__version__", "evaluate", "feedback", "load", "task", "train"]
 
 __version__ = "0.1.0"
 
 with suppress(ImportError):  # Gymnasium is optional, and knows an environment only once it is registered
-    from etude.problems.allocation import registration as registration
+    register_environments()
 
 
 def __getattr__(name: str) -> Any:
-    """`etude.Orchestrator(policy, workers)` carries plans out; it comes when it is asked for."""
+    """`etude.Orchestrator(policy, workers)` carries plans out; it is imported when it is asked for."""
     if name == "Orchestrator":
         from etude.orchestrator.executor import Orchestrator
 
@@ -24,35 +33,62 @@ def __getattr__(name: str) -> Any:
 
 
 def task(task: str, **about: Any) -> Any:
-    """A task of your agent's, to be used in a `with` statement: what happens in it becomes a trajectory.
+    """A task of your agent, to be used in a `with` statement: what happens in it becomes a trajectory.
 
-    `about` says for whom and by whom: user, group, tenant, agent, model, problem, metadata, id; collect=False keeps
-    nothing. See `etude.experience.task.Collector.task`.
+    `about`: user, group, tenant, agent, model, problem, metadata, id; collect=False keeps nothing. See
+    `etude.experience.task.Collector.task`.
     """
     from etude.bootstrap.experience import collector
 
     return collector().task(task, **about)
 
 
-def feedback(trajectory_id: str, **said: Any) -> bool:
-    """What somebody says of a trajectory, now or days later: thumbs="up" or "down", stars=1…5, comment, user."""
+def feedback(trajectory_id: str, **rating: Any) -> bool:
+    """A person's rating of a trajectory, now or days later: thumbs="up" or "down", stars=1…5, comment, user."""
     from etude.bootstrap.experience import collector
 
-    return collector().feedback(trajectory_id, **said)
+    return collector().feedback(trajectory_id, **rating)
 
 
-def load(path: str | Path, *, seed: int = 0) -> Any:
-    """The best policy of a run, ready to act: `etude.load("runs/a").act(observation)`.
+def train(
+    problem: str,
+    *,
+    out: str | Path | None = None,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Train to the end, or resume; returns the `Run`: its `scores`, `folder` and best `artefact()`.
 
-    A workflow run gives a planner: `etude.load("runs/p1").plan("Summarise the report and mail it")`.
-    `path` is a run folder, or one checkpoint in it. `seed` starts the draws of `act(…, deterministic=False)`.
+    `options` are those of `etude train PROBLEM`: seed=1, max_steps=100_000, dataset="datasets/today". `settings` are
+    any others by dotted key: {"ppo.lr": 1e-3}.
     """
+    runs = _needs_torch("etude.bootstrap.runs")
+    return runs.train(problem, out=out, preset=preset, settings=settings, options=options)
+
+
+def evaluate(run: str | Path, **options: Any) -> Any:
+    """How good a policy is, as `etude evaluate` measures it: `json`, a table as `columns` and `rows`, `sentences`."""
+    return _needs_torch("etude.bootstrap.runs").evaluate_path(run, options)
+
+
+def load(path: str | Path, **options: Any) -> Any:
+    """The policy of a run or an artefact, ready to decide: `etude.load("runs/a").act(observation)`.
+
+    A workflow run gives a planner: `etude.load("runs/p1").plan("Summarise the report and mail it")`. A problem's loader
+    may take `options`: `seed=1` where a policy samples.
+    """
+    return _needs_torch("etude.bootstrap.runs").load_policy(Path(path), **options)
+
+
+def _needs_torch(module: str) -> Any:
+    from importlib import import_module
+
     from etude.contracts.errors import MissingExtraError
 
     try:
-        from etude.bootstrap.serving import load_policy
+        return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("etude"):
             raise
         raise MissingExtraError(needs=error.name, extra="train") from error
-    return load_policy(Path(path), seed=seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +12,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from etude.adapters.memory_bus import MemoryBus
 from etude.adapters.nats import NatsBus
 from etude.adapters.outbox import Outbox
 from etude.contracts.bus import Delivery, EventBus, Message
 from etude.contracts.errors import BusError, EventError
-from etude.contracts.subjects import DEAD_LETTERS, REWARDS, TRAJECTORIES
+from etude.contracts.subjects import DEAD_LETTERS, REWARDS, TRAINING, TRAJECTORIES
 from tests.servers.nats import NatsServer, find_nats_server
 
 TRAJECTORY, FEEDBACK, REWARD = "agent.rl.trajectory.v1", "agent.rl.feedback.v1", "agent.rl.reward.v1"
+TRAINING_REQUEST = "agent.rl.training.request.v1"
 WAIT_S = 0.2
 """Until an unacknowledged message is given again, in tests that wait for it."""
 
@@ -30,6 +34,8 @@ class Place(Protocol):
     durable: bool
     keeps_its_days: bool
     """Also what every group has acknowledged."""
+    counts_releases: bool
+    """As attempts, since it counts deliveries itself."""
 
     def bus(self, **options: Any) -> EventBus: ...
 
@@ -43,14 +49,17 @@ class Place(Protocol):
 
 
 class Memory:
-    durable, keeps_its_days = False, False
+    durable, keeps_its_days, counts_releases = False, False, False
 
     def __init__(self) -> None:
         self._bus: MemoryBus | None = None
 
     def bus(self, **options: Any) -> EventBus:
-        if self._bus is None:
-            self._bus = MemoryBus(**options)
+        if self._bus is None or "clock" in options:
+            old, self._bus = self._bus, MemoryBus(**options)
+            if old is not None:  # what lies between them, in place of a file
+                for name in ("_kept", "_groups", "_seen", "_dead"):
+                    setattr(self._bus, name, getattr(old, name))
         return self._bus
 
     def crash(self) -> None:
@@ -65,7 +74,7 @@ class Memory:
 
 
 class File:
-    durable, keeps_its_days = True, False
+    durable, keeps_its_days, counts_releases = True, False, False
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._buses = folder, list[Outbox]()
@@ -90,7 +99,7 @@ class File:
 
 
 class Nats:
-    durable, keeps_its_days = True, True
+    durable, keeps_its_days, counts_releases = True, True, True
 
     def __init__(self, folder: Path) -> None:
         self._server, self._buses = NatsServer(folder, sync=False), list[NatsBus]()
@@ -181,7 +190,7 @@ class TestEventBus:
         assert [delivery.message for delivery in found] == sent
         assert [delivery.attempt for delivery in found] == [1] * 4
 
-    def test_streams_are_apart(self, bus: EventBus) -> None:
+    def test_streams_are_separate(self, bus: EventBus) -> None:
         bus.publish([message(1), message(2, subject=REWARD)])
         assert ids(pull(bus)) == ["1"]
         assert ids(bus.pull(REWARDS, "g", limit=10, timeout_s=2)) == ["2"]
@@ -257,7 +266,7 @@ class TestEventBus:
         bus.ack(pull_until(bus, 2))
         assert ids(pull_until(bus, 2, group="new")) == ["1", "2"]
 
-    def test_keeps_a_message_for_its_days_or_until_every_group_has_acknowledged_it(self, place: Place) -> None:
+    def test_keeps_a_message_until_every_group_has_acknowledged_it(self, place: Place) -> None:
         bus = place.bus()
         bus.publish(messages(1))
         for group in ("one", "two"):
@@ -267,6 +276,22 @@ class TestEventBus:
         bus.publish([message(2, subject=REWARD)])
         bus.ack(bus.pull(REWARDS, "one", limit=1, timeout_s=2))
         assert bool(bus.pull(REWARDS, "new", limit=1, timeout_s=0.1)) is place.keeps_its_days
+
+    def test_only_what_is_acknowledged_expires_and_the_rest_is_warned_of(
+        self, place: Place, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bus = place.bus()
+        bus.publish([*messages(1, 2, 3), message("x", subject=TRAINING_REQUEST), message("r", subject=REWARD)])
+        bus.ack(pull(bus, limit=1))
+        bus.close()
+        with caplog.at_level(logging.WARNING, logger="etude"):
+            later = place.bus(clock=lambda: time.time() + 40 * 86_400)
+            assert ids(pull(later, group="new")) == ["2", "3"]
+            assert later.pending(TRAJECTORIES, "g") == 2
+            assert ids(later.pull(TRAINING, "g", limit=1, timeout_s=2)) == ["x"]  # no group existed until now
+            assert later.pull(REWARDS, "g", limit=1, timeout_s=0.1) == []  # no group existed, and the store has it
+        assert re.search(r"2 events of AGENT_RL_TRAJECTORIES .* by g.*40 days", caplog.text)
+        assert "1 events of AGENT_RL_TRAINING have not been acknowledged by any consumer" in caplog.text
 
     def test_none_after_the_timeout(self, bus: EventBus) -> None:
         began = time.monotonic()
@@ -285,7 +310,7 @@ class TestEventBus:
             assert ids(waiting.result()) == ["1"]
         assert time.monotonic() - sent < 0.5
 
-    def test_gives_again_what_nobody_acknowledged_with_a_growing_back_off(self, hasty: EventBus) -> None:
+    def test_redelivers_unacknowledged_messages_with_a_growing_back_off(self, hasty: EventBus) -> None:
         hasty.publish(messages(1))
         times = [time.monotonic()]
         for attempt in (1, 2, 3):
@@ -332,33 +357,40 @@ class TestEventBus:
         two.ack(pull(one))
         assert one.pending(TRAJECTORIES, "g") == 0
 
-    def test_retry_waits_as_long_as_told(self, bus: EventBus) -> None:
+    def test_a_renewed_delivery_is_given_to_no_other_and_stays_the_same_attempt(self, hasty: EventBus) -> None:
+        hasty.publish(messages(1))
+        found = pull(hasty)
+        for _ in range(16):  # for far longer than three deliveries take
+            hasty.renew(found)
+            assert is_silent(hasty, for_s=WAIT_S / 2)
+        assert hasty.dead_letters() == []
+        again = pull(hasty, timeout_s=5)
+        assert [delivery.attempt for delivery in again] == [2]
+        hasty.renew([])
+        hasty.ack(again)
+        hasty.renew(found)  # too late: it is done
+        assert is_silent(hasty, for_s=3 * WAIT_S)
+
+    def test_a_released_delivery_is_given_again_at_once_as_no_attempt(self, place: Place) -> None:
+        bus = place.bus(ack_wait_s=30, backoff_s=(20.0,), max_deliveries=3)
         bus.publish(messages(1, 2))
-        one, two = pull_until(bus, 2)
-        bus.retry(one, reason="later", delay_s=0.4)
-        bus.retry(two, reason="now", delay_s=0)
-        (found,) = pull(bus)
-        assert (found.message.id, found.attempt) == ("2", 2)
-        assert is_silent(bus, for_s=0.1)
-        (found,) = pull(bus)
-        assert (found.message.id, found.attempt) == ("1", 2)
-
-    def test_retry_waits_for_the_back_off_of_its_attempt(self, place: Place) -> None:
-        bus = place.bus(ack_wait_s=30, backoff_s=(0.0, 0.5))
-        bus.publish(messages(1))
-        bus.retry(pull(bus)[0], reason="busy")
-        (second,) = pull(bus)
-        bus.retry(second, reason="busy")
-        assert is_silent(bus, for_s=0.3)
-        assert pull(bus)[0].attempt == 3
-
-    def test_retry_of_the_last_attempt_buries_with_its_reason(self, place: Place) -> None:
-        bus = place.bus(ack_wait_s=30, backoff_s=(0.0,), max_deliveries=2)
-        bus.publish(messages(1))
-        bus.retry(pull(bus)[0], reason="first")
-        bus.retry(pull(bus)[0], reason="second", delay_s=0)
+        attempts = []
+        for _ in range(2 if place.counts_releases else 10):
+            found = pull_until(bus, 2)
+            attempts += [delivery.attempt for delivery in found]
+            bus.release(found)
+        assert set(attempts) == ({1, 2} if place.counts_releases else {1})
+        assert bus.pending(TRAJECTORIES, "g") == 2
+        bus.ack(pull_until(bus, 2))
+        bus.release(found)  # too late: they are done
         assert is_silent(bus)
-        assert [(letter.reason, letter.attempts) for letter in bus.dead_letters()] == [("second", 2)]
+        bus.release([])
+
+    def test_what_is_buried_may_be_redacted_first(self, bus: EventBus) -> None:
+        bus.publish([message(1, body=b"of ana")])
+        (delivery,) = pull(bus)
+        bus.bury(replace(delivery, message=message(1, body=b"of [NAME_1]")), reason="broken")
+        assert [letter.message.body for letter in bus.dead_letters()] == [b"of [NAME_1]"]
 
     def test_bury_keeps_all_of_it(self, bus: EventBus) -> None:
         sent, reason = message("ü", body=b"\x00\xff"), "kaputt: “Zeile 1”\nline 2: 100 %41"
@@ -373,7 +405,7 @@ class TestEventBus:
         bus.bury(pull(bus)[0], reason="é" * 100_000)
         assert bus.dead_letters()[0].reason.startswith("éééé")
 
-    def test_what_is_buried_is_given_to_nobody_of_its_group(self, place: Place) -> None:
+    def test_a_dead_letter_is_not_redelivered_to_its_group(self, place: Place) -> None:
         bus = place.bus(ack_wait_s=WAIT_S, backoff_s=(0.0,))
         bus.publish(messages(1))
         bus.bury(pull(bus)[0], reason="broken")
@@ -401,7 +433,7 @@ class TestEventBus:
         assert bus.dead_letters(after=numbers[1], limit=2) == letters[2:4]
         assert bus.dead_letters(after=numbers[-1]) == []
 
-    def test_replay_gives_anew_as_if_just_published(self, place: Place) -> None:
+    def test_replay_gives_again_as_if_just_published(self, place: Place) -> None:
         bus = place.bus(ack_wait_s=30)
         bus.publish(messages(1, 2, 3))
         given = pull_until(bus, 3)

@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 from etude.adapters.clickhouse import ClickHouseStore
 from etude.adapters.memory import MemoryStore
 from etude.adapters.sqlite import SqliteStore
+from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import DataError, MissingExtraError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Component, Reward
 from etude.contracts.store import ExperienceStore, Page, Stored, Summary
 from etude.contracts.subjects import encode
 from etude.contracts.training import TrainingRequest
-from etude.contracts.trajectory import Event, Feedback, LoggedDecision, Outcome, Said, Trajectory, Turn
+from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
 from tests.servers.clickhouse import ClickHouse
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -41,7 +42,9 @@ ODD_NAMES = (
 
 
 def trajectory(name: str, *, minutes: float = 0, **more: Any) -> Trajectory:
-    return Trajectory(id=name, time=NOON + timedelta(minutes=minutes), **{"task": "do it", **more})
+    return Trajectory(
+        id=name, time=NOON + timedelta(minutes=minutes), **{"task": "do it", "problem": "workflow", **more}
+    )
 
 
 def feedback(name: str, of: str, *, minutes: float = 60, **more: Any) -> Feedback:
@@ -138,6 +141,8 @@ class TestClickHouse:
         with pytest.raises(StoreError, match=r"ClickHouse at 127.0.0.1.*do it again") as gone:
             store_all(store, trajectory("a"))
         assert "s3cret" not in str(gone.value)
+        with pytest.raises(StoreError, match="ClickHouse at"):
+            store.ping()
         store.close()
 
     def test_what_two_write_at_the_same_moment_counts_once(
@@ -150,7 +155,7 @@ class TestClickHouse:
         assert scanned(store) == ids(pages(store)) == ["a"]
         stats = store.stats(EVERYTHING, version=1)
         assert (stats.trajectories, stats.feedback, stats.rewards, stats.mean_reward) == (1, 1, 1, 0.5)
-        story = store.story("a")
+        story = store.detail("a")
         assert story is not None
         assert (len(story.feedback), len(story.rewards)) == (1, 1)
         assert store.forget("u") == ["a"]
@@ -163,6 +168,20 @@ class TestClickHouse:
         with pytest.raises(MissingExtraError, match=r"pip install 'etude\[scale\]'"):
             ClickHouseStore("clickhouse://localhost/etude")
 
+    def test_trajectories_that_left_their_problem_out_say_it(self, server: ClickHouse) -> None:
+        url = server.url.replace("/etude", "/older")
+        event = trajectory("a", task='say "hello", {x}')
+        store = ClickHouseStore(url)
+        store.append([(event, encode(event).replace(b'"problem":"workflow",', b""))])
+        store._run("TRUNCATE TABLE migrations")
+        store._insert("migrations", [(1,)])
+        store.close()
+        again = ClickHouseStore(url)
+        detail = again.detail("a")
+        again.close()
+        assert detail is not None
+        assert detail.trajectory == event
+
     def test_refuses_what_is_no_address_and_what_a_newer_etude_made(self, server: ClickHouse) -> None:
         for url in ("http://localhost:8123", "clickhouse:///etude", "clickhouse://h/a;b", "clickhouse://u:hun/ter@h/d"):
             with pytest.raises(StoreError, match="expected"):
@@ -171,11 +190,17 @@ class TestClickHouse:
         store = ClickHouseStore(url)
         store._insert("migrations", [(99,)])
         store.close()
-        with pytest.raises(StoreError, match="has version 99, and this Etude knows 1: upgrade it"):
+        with pytest.raises(StoreError, match="has version 99, and this Etude knows 2: upgrade it"):
             ClickHouseStore(url)
 
 
 class TestExperienceStore:
+    def test_ping_answers_until_it_is_closed(self, store: ExperienceStore) -> None:
+        store.ping()
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            store.ping()
+
     def test_tells_what_became_of_each_event_in_order(self, store: ExperienceStore) -> None:
         a, b = trajectory("a"), trajectory("b")
         other = trajectory("a", task="something else")
@@ -186,7 +211,7 @@ class TestExperienceStore:
         assert store_all(store, feedback("a", "a"), feedback("a", "b")) == ["duplicate", "conflict"]
         assert store_all(store, reward("a", "a", 0.5), reward("a", "a", 0.6)) == ["duplicate", "conflict"]
         assert sorted(scanned(store)) == ["a", "b"]
-        assert only_story(store, "a").task == "do it"
+        assert only_detail(store, "a").task == "do it"
         assert store.stats(EVERYTHING, version=1).rewards == 1
         assert store.append([]) == []
 
@@ -217,7 +242,7 @@ class TestExperienceStore:
             decisions=(LoggedDecision(problem="prompt", policy="v7", action=1, propensity=0.5),),
             turns=(Turn(action="search"), Turn(action="book")),
             outcome=Outcome(success=False, cost_usd=0.25, latency_ms=12.5),
-            feedback=(Said(thumbs="up", stars=2),),
+            feedback=(Rating(thumbs="up", stars=2),),
         )
         same = trajectory("b", minutes=1, task="book a flight", problem="prompt")
         other = trajectory("c", minutes=2, task="book a flight")
@@ -314,7 +339,7 @@ class TestExperienceStore:
         assert ids(pages(store, Where(min_reward=1.0), version=2)) == ["a"]
         stats = store.stats(EVERYTHING, version=1)
         assert (stats.mean_reward, stats.rewards, stats.groups[0].mean_reward) == (0.9, 4, 0.9)
-        story = store.story("a")
+        story = store.detail("a")
         assert story is not None
         assert [r.id for r in story.rewards] == ["z", "c", "b", "other"]
 
@@ -323,17 +348,17 @@ class TestExperienceStore:
         late, early = feedback("f1", "a", minutes=90, stars=5), feedback("f2", "a", minutes=30, comment="naja")
         mark = reward("r", "a", 0.5, components=(Component(name="quality", raw=0.5, weight=1.0),))
         store_all(store, whole, late, early, mark, trajectory("b"), feedback("f3", "b"))
-        story = store.story("a")
+        story = store.detail("a")
         assert story is not None
         assert (story.trajectory, story.feedback, story.rewards) == (whole, (early, late), (mark,))
-        assert store.story("nobody") is None
-        assert store.story("f1") is None
+        assert store.detail("nobody") is None
+        assert store.detail("f1") is None
 
     def test_feedback_and_rewards_may_come_before_and_long_after(self, store: ExperienceStore) -> None:
         said = feedback("f", "a", thumbs="down", user="u")
         assert store_all(store, said, reward("r", "a", 0.25)) == ["new", "new"]
-        assert (pages(store), store.story("a"), store.stats(EVERYTHING, version=1).trajectories) == ([], None, 0)
-        store_all(store, trajectory("a", feedback=(Said(comment="nice"),)))
+        assert (pages(store), store.detail("a"), store.stats(EVERYTHING, version=1).trajectories) == ([], None, 0)
+        store_all(store, trajectory("a", feedback=(Rating(comment="nice"),)))
         assert (only(store).feedback, only(store).reward) == (0.0, 0.25)
         store_all(store, feedback("g", "a", stars=5, minutes=1e6), reward("r2", "a", 0.75, revision=1))
         assert (only(store).feedback, only(store).reward) == (0.5, 0.75)
@@ -362,7 +387,7 @@ class TestExperienceStore:
 
         assert sorted(store.forget("vera")) == sorted(event.id for event in mine)
 
-        assert (pages(store, Where(user="vera")), store.story("m1")) == ([], None)
+        assert (pages(store, Where(user="vera")), store.detail("m1")) == ([], None)
         assert sorted(scanned(store)) == sorted(event.id for event in theirs)
         assert not any(b"Vera" in row.body for row in store.scan(EVERYTHING, version=1))
         stats = store.stats(EVERYTHING, version=1)
@@ -370,7 +395,7 @@ class TestExperienceStore:
         assert (stats.mean_reward, sum(group.count for group in stats.groups), stats.days) == (
             *(None, 60, (("2026-11-01", 60),)),
         )
-        story = store.story("o1")
+        story = store.detail("o1")
         assert story is not None
         assert [said.id for said in story.feedback] == ["by-otto"]
         assert next(row for row in pages(store) if row.id == "o1").feedback == 0.0
@@ -415,7 +440,7 @@ class TestExperienceStore:
         store_all(store, *events, feedback("g", "new"), reward("s", "new", 0.75))
         assert store.expire(NOON.astimezone(timezone(timedelta(hours=9)))) == 1
         assert store.expire(NOON) == 0
-        assert (scanned(store), store.story("old"), store.forgotten(["old"])) == (["edge", "new"], None, set())
+        assert (scanned(store), store.detail("old"), store.forgotten(["old"])) == (["edge", "new"], None, set())
         stats = store.stats(EVERYTHING, version=1)
         assert (stats.trajectories, stats.feedback, stats.rewards, stats.users, stats.mean_reward) == (2, 0, 1, 0, 0.75)
         assert store_all(store, *events) == ["new", "new", "new", "duplicate", "duplicate"]
@@ -480,7 +505,9 @@ class TestExperienceStore:
             "west": datetime(2026, 11, 1, 23, 0, tzinfo=lima),  # 04:00 the day after
             "tie": datetime(2026, 11, 2, 4, 0, tzinfo=UTC),
         }
-        store_all(store, *(Trajectory(id=name, time=time, task="x") for name, time in moments.items()))
+        store_all(
+            store, *(Trajectory(id=name, time=time, task="x", problem="workflow") for name, time in moments.items())
+        )
         assert scanned(store) == ["east", "micro", "tie", "west"]
         assert [row.time for row in pages(store)][::-1] == sorted(moments.values())
         assert scanned(store, Where(since=moments["micro"])) == ["micro", "tie", "west"]
@@ -496,7 +523,9 @@ class TestExperienceStore:
             datetime.max.replace(tzinfo=UTC),
             datetime(1969, 7, 20, 20, 17, 0, 7, UTC),
         ]
-        store_all(store, *(Trajectory(id=f"t{i}", time=time, task="x") for i, time in enumerate(ends)))
+        store_all(
+            store, *(Trajectory(id=f"t{i}", time=time, task="x", problem="workflow") for i, time in enumerate(ends))
+        )
         assert ids(pages(store, limit=1)) == ["t1", "t2", "t0"]
         stats = store.stats(EVERYTHING, version=1)
         assert stats.days == (("0001-01-01", 1), ("1969-07-20", 1), ("9999-12-31", 1))
@@ -509,15 +538,15 @@ class TestExperienceStore:
         def work(number: int) -> list[Stored]:
             own = [trajectory(f"t{number}-{i}", minutes=i) for i in range(10)]
             marks = [reward(f"r{number}-{i}", event.id, 0.5) for i, event in enumerate(own)]
-            told = store_all(store, *own, *marks)
+            outcomes = store_all(store, *own, *marks)
             store_all(store, *shared)
             store.page(EVERYTHING, version=1, limit=5)
             assert len(scanned(store)) >= 10
-            return told
+            return outcomes
 
         with ThreadPoolExecutor(8) as pool:
-            told = list(pool.map(work, range(8)))
-        assert told == [[Stored.NEW] * 20] * 8
+            outcomes = list(pool.map(work, range(8)))
+        assert outcomes == [[Stored.NEW] * 20] * 8
         assert len(scanned(store)) == len(set(scanned(store))) == 85
         stats = store.stats(EVERYTHING, version=1)
         assert (stats.trajectories, stats.rewards, stats.users, stats.mean_reward) == (85, 80, 3, 0.5)
@@ -551,7 +580,7 @@ class TestExperienceStore:
             again.close()
 
     def test_stats_follow_every_change(self, store: ExperienceStore) -> None:
-        """Against the store in memory, which counts anew each time."""
+        """Compares with the in-memory store, which counts from scratch each time."""
         random, model = Random(3), MemoryStore()
         for step in range(6):
             batch = list(some_events(random, step, 25))
@@ -650,8 +679,8 @@ def last_reward(event: Trajectory, version: int) -> Reward | None:
 USERS = ("u1", "u2", "u3", "")
 
 
-def only_story(store: ExperienceStore, name: str) -> Trajectory:
-    story = store.story(name)
+def only_detail(store: ExperienceStore, name: str) -> Trajectory:
+    story = store.detail(name)
     assert story is not None
     return story.trajectory
 
@@ -703,7 +732,7 @@ def some_trajectory(random: Random, name: str) -> Trajectory:
             cost_usd=random.choice((None, 0.0, 0.25)),
             latency_ms=random.choice((None, 100.0)),
         ),
-        feedback=random.choice(((), (Said(comment="ok"),), (Said(stars=3), Said(thumbs="down")))),
+        feedback=random.choice(((), (Rating(comment="ok"),), (Rating(stars=3), Rating(thumbs="down")))),
     )
 
 

@@ -10,30 +10,36 @@ from typing import Literal
 import pytest
 import torch
 
-from etude.bootstrap.allocation import make_training, read_policy
+from etude.bootstrap.runs import start_run
+from etude.learning.requests import LearnRequest
+from etude.learning.run import Run
 from etude.problems.allocation.problem import AllocationProblem
 from etude.problems.allocation.world import AllocationConfig
-from etude.settings.tree import Settings, resolve
+from etude.settings.tree import resolve_settings
 from tests.tiny import SETTINGS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def settings(*changed: str) -> Settings:
-    return resolve(assignments=[*(f"{k}={v}" for k, v in SETTINGS.items()), "run.device=cuda", *changed]).settings
+def start(out: Path, variant: str) -> Run:
+    changed = [f"{key}={value}" for key, value in SETTINGS.items()]
+    changed += ["run.device=cuda", f"allocation.variant={variant}"]
+    settings = resolve_settings("allocation", assignments=changed).settings
+    request = LearnRequest(problem="allocation", method="practise", settings=settings, out=out)
+    return start_run(request)
 
 
 @pytest.mark.parametrize("variant", ["document", "matched"])
 def test_a_run_left_and_started_again_ends_with_the_weights_of_one_never_left(variant: str, tmp_path: Path) -> None:
-    s = settings(f"allocation.variant={variant}")
-    whole = make_training(s, tmp_path / "whole")
+    whole = start(tmp_path / "whole", variant)
     assert [u.step for u in whole.updates()][-1] == 960
-    for _ in islice(make_training(s, tmp_path / "left").updates(), 3):
+    for _ in islice(start(tmp_path / "left", variant).updates(), 3):
         pass
-    again = make_training(s, tmp_path / "left")
+    again = start(tmp_path / "left", variant)
     assert again.resumed
     list(again.updates())
-    trained, resumed = (read_policy(tmp_path / name).network.state_dict() for name in ("whole", "left"))
+    trained, resumed = whole.artefact().tensors(), again.artefact().tensors()
+    assert resumed.keys() == trained.keys()
     for name, weights in trained.items():
         torch.testing.assert_close(resumed[name], weights, rtol=1e-4, atol=1e-5)  # CUDA sums in any order
 

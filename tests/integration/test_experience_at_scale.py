@@ -18,12 +18,12 @@ from etude.contracts.trajectory import Feedback, Trajectory
 from tests.servers.clickhouse import ClickHouse
 from tests.servers.nats import NatsServer
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
-from tests.tiny import etude, told_json
+from tests.tiny import etude, json_output
 
 AGENT = """
 import etude
 with etude.task("mail ana@example.com", user="u9", id="t-agent") as task:
-    choice = task.decide("tone", eligible=["formal", "casual"])
+    choice = task.decide("tone", options=["formal", "casual"])
     task.turn(action=choice, result="sent")
 etude.feedback("t-agent", thumbs="up", stars=5)
 """
@@ -52,29 +52,29 @@ def test_from_an_agent_to_a_dataset_and_to_being_forgotten(servers: None, capsys
     said = {"trajectory_id": "t-1", "time": "2026-11-15T09:00:00Z", "thumbs": "down", "stars": 1}
     events.append(json.loads(encode(EXAMPLES[Feedback])) | said)
     Path("events.jsonl").write_text("\n".join(map(json.dumps, events)) + "\nnonsense\n")
-    assert told_json(capsys, "ingest", "events.jsonl")["sent"] == 62
+    assert json_output(capsys, "ingest", "events.jsonl")["sent"] == 62
     subprocess.run([sys.executable, "-c", AGENT], check=True, timeout=60)
     worker = subprocess.Popen([sys.executable, "-m", "etude.cli", "experience", "work"], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 90
-        while told_json(capsys, "experience", "stats")["rewards"] < 63:  # two of them revised
+        while json_output(capsys, "experience", "stats")["rewards"] < 63:  # two of them revised
             assert time.monotonic() < deadline
             time.sleep(0.2)
     finally:
         worker.terminate()
         worker.wait(timeout=30)
-    stats = told_json(capsys, "experience", "stats")
+    stats = json_output(capsys, "experience", "stats")
     assert (stats["trajectories"], stats["users"], stats["dead_letters"]) == (61, 4, 1)
-    story = told_json(capsys, "experience", "show", "t-agent")
+    story = json_output(capsys, "experience", "show", "t-agent")
     assert story["trajectory"]["task"] == "mail [EMAIL_1]"
     assert [reward.get("revision", 0) for reward in story["rewards"]] == [0, 1]
-    made = told_json(capsys, "dataset", "create", "--problem", "workflow", "--out", "november")
+    made = json_output(capsys, "dataset", "create", "--problem", "choice:model", "--out", "november")
     assert made["url"].startswith("s3://")
     assert etude("dataset", "verify", "november") == 0
     assert not Path("november").exists()
-    told = told_json(capsys, "experience", "forget", "--user", "u1")
-    assert told["trajectories"] == 20
-    assert told["datasets"] == {made["id"]: 20}
-    assert told["unreachable"] == []
-    assert told_json(capsys, "dataset", "show", "november")["counts"]["trajectories"] == 40
-    assert told_json(capsys, "experience", "stats")["users"] == 3
+    result = json_output(capsys, "experience", "forget", "--user", "u1")
+    assert result["trajectories"] == 20
+    assert result["datasets"] == {made["id"]: 20}
+    assert result["unreachable"] == []
+    assert json_output(capsys, "dataset", "show", "november")["counts"]["trajectories"] == 40
+    assert json_output(capsys, "experience", "stats")["users"] == 3

@@ -1,4 +1,4 @@
-"""Experience in hostile hands: what is wrong is told in one line or kept as a dead letter, and the agent goes on."""
+"""Bad input to the experience commands: it gets a one-line error or becomes a dead letter; the agent continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from etude.contracts.examples import EXAMPLES
 from etude.contracts.subjects import encode
 from etude.contracts.trajectory import Feedback, Trajectory
 from tests.servers.nats import NatsServer
-from tests.tiny import etude, refused, told_json
+from tests.tiny import etude, json_output, refused
 
 BASE: dict[str, Any] = json.loads(encode(EXAMPLES[Trajectory])) | {"time": "2026-11-15T08:00:00Z"}
 COMMAND = [sys.executable, "-m", "etude.cli"]
@@ -37,9 +37,9 @@ COMMAND = [sys.executable, "-m", "etude.cli"]
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
-    for collector in wiring._collectors.values():
+    for collector in wiring._collector.made.values():
         collector.bus.close()
-    wiring._collectors.clear()
+    wiring._collector.made.clear()
 
 
 def line(id: str, **changes: Any) -> bytes:
@@ -55,7 +55,8 @@ def nested(levels: int) -> bytes:
     """Without a type, and with an address that only who reads the JSON finds."""
     who = rb'"ana\u0040example.com"'
     deep = b"[" * levels + who + b"]" * levels
-    return b'{"id": "deep-%d", "time": "2026-11-15T08:00:00Z", "task": "x", "metadata": {"a": %s}}' % (levels, deep)
+    start = b'{"id": "deep-%d", "time": "2026-11-15T08:00:00Z", "task": "x", "problem": "task", ' % levels
+    return start + b'"metadata": {"a": %s}}' % deep
 
 
 STRANGE = {
@@ -81,49 +82,51 @@ def test_strange_lines_are_buried_each_with_its_reason_and_the_rest_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = write(line("first"), *(bad for bad, _ in STRANGE.values()), nested(150), line("last"))
-    told = told_json(capsys, "ingest", file)
-    assert (told["new"], told["dead_letters"]) == (3, len(STRANGE))
-    letters = told_json(capsys, "experience", "dead-letters", "--limit", "100")
+    result = json_output(capsys, "ingest", file)
+    assert (result["new"], result["dead_letters"]) == (3, len(STRANGE))
+    letters = json_output(capsys, "experience", "dead-letters", "--limit", "100")
     assert len(letters) == len(STRANGE)
     for letter, (_, reason) in zip(letters, STRANGE.values(), strict=True):
         assert reason in letter["reason"]
-    assert told_json(capsys, "ingest", file)["duplicate"] == 3
-    shown = told_json(capsys, "experience", "show", "deep-150")
+    assert json_output(capsys, "ingest", file)["duplicate"] == 3
+    shown = json_output(capsys, "experience", "show", "deep-150")
     assert "[EMAIL_1]" in json.dumps(shown)
 
 
 def test_an_id_with_other_content_is_refused_and_feedback_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
     said = json.loads(encode(EXAMPLES[Feedback])) | {"trajectory_id": "later", "time": "2026-11-15T08:00:00Z"}
     feedback = json.dumps(said).encode()
-    first = told_json(capsys, "ingest", write(feedback, feedback, line("a"), line("a", task="another")))
+    first = json_output(capsys, "ingest", write(feedback, feedback, line("a"), line("a", task="another")))
     assert (first["new"], first["duplicate"], first["dead_letters"]) == (2, 1, 1)
-    told_json(capsys, "ingest", write(line("later", decisions=[], turns=[])))
-    story = told_json(capsys, "experience", "show", "later")
+    json_output(capsys, "ingest", write(line("later", decisions=[], turns=[])))
+    story = json_output(capsys, "experience", "show", "later")
     assert len(story["feedback"]) == 1
-    assert told_json(capsys, "reward", "explain", "later")
+    assert json_output(capsys, "reward", "explain", "later")
 
 
 def test_files_of_other_systems(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told_json(capsys, "ingest", write(line("a"), b"", line("b"), end=b"\r\n", start=b"\xef\xbb\xbf"))["new"] == 2
-    assert told_json(capsys, "ingest", write()) == {"dead_letters": 0, "reasons": {}}
-    assert told_json(capsys, "ingest", write(b"", b"  ", start=b"\xef\xbb\xbf")) == {"dead_letters": 0, "reasons": {}}
+    assert (
+        json_output(capsys, "ingest", write(line("a"), b"", line("b"), end=b"\r\n", start=b"\xef\xbb\xbf"))["new"] == 2
+    )
+    assert json_output(capsys, "ingest", write()) == {"dead_letters": 0, "reasons": {}}
+    assert json_output(capsys, "ingest", write(b"", b"  ", start=b"\xef\xbb\xbf")) == {"dead_letters": 0, "reasons": {}}
     os.mkfifo("pipe")
     writer = threading.Thread(target=lambda: Path("pipe").write_bytes(line("c")))
     writer.start()
-    assert told_json(capsys, "ingest", "pipe")["new"] == 1
+    assert json_output(capsys, "ingest", "pipe")["new"] == 1
     writer.join()
 
 
 def test_numbers_beyond_any_sum_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     huge = {"cost_usd": 1e308, "latency_ms": 1e308}
     file = write(line("a", outcome=huge), line("b", outcome=huge), line("c", time="0001-01-01T00:00:00+14:00"))
-    assert told_json(capsys, "ingest", file)["new"] == 3
+    assert json_output(capsys, "ingest", file)["new"] == 3
     for command in (("stats",), ("list",), ("show", "a"), ("expire", "--days", "1e300")):
         assert etude("experience", *command) == 0
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ("experience: {foldr: x}", "did you mean 'experience.folder'"),
         ("experience: {bus: 'kafka://x'}", "nats://host:4222"),
@@ -131,22 +134,22 @@ def test_numbers_beyond_any_sum_are_shown(capsys: pytest.CaptureFixture[str]) ->
         ("experience: {keep_kinds: [nope]}", "expected some of"),
         ("experience: {reward_version: 77}", "no reward definition"),
         ("experience: {folder: events.jsonl}", "set another one"),
-        ("{{{", "not valid YAML"),
+        ("{{{", "cannot be read as YAML"),
     ],
 )
-def test_wrong_settings_are_told_and_the_agent_goes_on(
-    settings: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_wrong_settings_are_reported_and_the_agent_continues(
+    settings: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(wiring, "EXIT_TIMEOUT_S", 0.0)
     file = write(line("a"))
     Path("etude.yaml").write_text(settings)
-    assert told in refused(capsys, "ingest", file)
+    assert message in refused(capsys, "ingest", file)
     with package.task("x", user="u1") as task:
         task.turn(result=1)
     package.feedback(task.id, stars=5)
 
 
-def test_what_cannot_be_read_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_file_gives_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is a folder" in refused(capsys, "ingest", ".")
     assert "no such file" in refused(capsys, "ingest", "vanished.jsonl")
     assert "no trajectory" in refused(capsys, "experience", "show", "nobody")
@@ -154,13 +157,13 @@ def test_what_cannot_be_read_is_told_in_one_line(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("name", ["outbox.sqlite", "experience.sqlite"])
-def test_a_damaged_file_is_told_and_the_agent_goes_on(
+def test_a_damaged_file_is_reported_and_the_agent_continues(
     name: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(".etude").mkdir()
     Path(".etude", name).write_bytes(b"nonsense" * 4096)
     with caplog.at_level(logging.ERROR, logger="etude"), package.task("x", user="u1") as task:
-        assert task.decide("tone", eligible=["a"]).action == "a"
+        assert task.decide("tone", options=["a"]).action == "a"
     assert not task.collected
     assert name in caplog.text
     for command in ("ingest", write(line("a"))), ("experience", "stats"):
@@ -203,8 +206,8 @@ def test_odd_values_never_reach_the_agent() -> None:
 
 def outcomes(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """By task."""
-    rows = told_json(capsys, "experience", "list", "--limit", "1000")["rows"]
-    stories = [told_json(capsys, "experience", "show", row["id"])["trajectory"] for row in rows]
+    rows = json_output(capsys, "experience", "list", "--limit", "1000")["rows"]
+    stories = [json_output(capsys, "experience", "show", row["id"])["trajectory"] for row in rows]
     return {story["task"]: story["outcome"] for story in stories}
 
 
@@ -255,12 +258,12 @@ def test_threads_and_forked_children_collect(capsys: pytest.CaptureFixture[str])
         thread.join()
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert pool.map(collect, [5] * 6) == [5] * 6
-    assert told_json(capsys, "experience", "stats")["trajectories"] == 110
+    assert json_output(capsys, "experience", "stats")["trajectories"] == 110
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_forked_while_another_thread_makes_its_collector_does_not_wait_for_it() -> None:
-    with wiring._turn:
+    with wiring._collector._turn:
         child = os.fork()
         if child == 0:
             signal.alarm(5)
@@ -268,7 +271,7 @@ def test_a_child_forked_while_another_thread_makes_its_collector_does_not_wait_f
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_full_disk_is_told_and_what_was_taken_is_kept(
+def test_a_full_disk_is_reported_and_stored_events_are_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Outbox(Path(".etude/outbox.sqlite"), max_bytes=300_000)
@@ -280,14 +283,14 @@ def test_a_full_disk_is_told_and_what_was_taken_is_kept(
                 task.turn(result="x" * 9000)
             kept += task.collected
     assert 10 < kept < 40
-    assert told_json(capsys, "experience", "stats")["trajectories"] == kept
+    assert json_output(capsys, "experience", "stats")["trajectories"] == kept
 
 
-def test_a_lock_that_another_process_holds_is_told(
+def test_a_lock_held_by_another_process_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("etude.adapters.outbox.PATIENCE_S", 0.2)
-    assert told_json(capsys, "ingest", write(line("a")))["new"] == 1
+    assert json_output(capsys, "ingest", write(line("a")))["new"] == 1
     holder = sqlite3.connect(".etude/outbox.sqlite", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with package.task("x") as task:
@@ -311,14 +314,14 @@ def test_an_interrupted_ingest_is_taken_up_again(capsys: pytest.CaptureFixture[s
     assert b"Traceback" not in errors
     before = taken()
     assert 0 < before < 3000
-    told = told_json(capsys, "ingest", file)
-    assert (told["new"], told["duplicate"]) == (3000 - before, before)
-    stats = told_json(capsys, "experience", "stats")
+    result = json_output(capsys, "ingest", file)
+    assert (result["new"], result["duplicate"]) == (3000 - before, before)
+    stats = json_output(capsys, "experience", "stats")
     assert (stats["trajectories"], stats["rewards"]) == (3000, 3000)
 
 
 def taken() -> int:
-    """As somebody beside it sees."""
+    """Trajectories stored so far, read over a second connection."""
     try:
         db = sqlite3.connect("file:.etude/experience.sqlite?mode=ro", uri=True)
         try:
@@ -334,22 +337,22 @@ def test_a_broker_that_comes_back_has_lost_nothing(tmp_path: Path, capsys: pytes
     Path("etude.yaml").write_text(f"experience: {{bus: '{server.url}'}}")
     worker = subprocess.Popen([*COMMAND, "experience", "work"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        assert told_json(capsys, "ingest", write(*(line(f"a-{i}") for i in range(50))))["sent"] == 50
+        assert json_output(capsys, "ingest", write(*(line(f"a-{i}") for i in range(50))))["sent"] == 50
         until(50)
         server.kill()
         collect(5)  # into the outbox
         server.start()
-        assert told_json(capsys, "ingest", write(*(line(f"b-{i}") for i in range(50)), b"nonsense"))["sent"] == 51
+        assert json_output(capsys, "ingest", write(*(line(f"b-{i}") for i in range(50)), b"nonsense"))["sent"] == 51
         until(105)
         worker.send_signal(signal.SIGINT)
         _, errors = worker.communicate(timeout=20)
         assert worker.returncode == 0
         assert b"Traceback" not in errors
-        assert len(told_json(capsys, "experience", "dead-letters")) == 1
+        assert len(json_output(capsys, "experience", "dead-letters")) == 1
     finally:
         worker.kill()
         worker.communicate()
-        for collector in wiring._collectors.values():
+        for collector in wiring._collector.made.values():
             collector.bus.close()
         server.stop()
 
@@ -364,4 +367,6 @@ def until(count: int) -> None:
 def test_a_clock_that_is_behind_is_no_reason_to_refuse(capsys: pytest.CaptureFixture[str]) -> None:
     Path("etude.yaml").write_text("experience: {max_ahead_s: 1.0e+300}")
     ahead = (datetime.now(UTC) + timedelta(days=3)).isoformat()
-    assert told_json(capsys, "ingest", write(line("a", time=ahead), line("b", time="1969-01-01T00:00:00Z")))["new"] == 2
+    assert (
+        json_output(capsys, "ingest", write(line("a", time=ahead), line("b", time="1969-01-01T00:00:00Z")))["new"] == 2
+    )

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
+from etude.learning.artefact import Artefact
 from etude.learning.checkpoint import checkpoints, read_checkpoint, under
-from etude.learning.runs import RunFolder
+from etude.learning.run_folder import RunFolder, find_policy
 from tests.office import go_on, imitate
 from tests.tiny import etude, train_command
 
@@ -58,9 +59,9 @@ def training(out: Path, command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 def train(out: Path, command: list[str]) -> str:
     with training(out, command) as process:
-        told = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, told
-    return told
+        stdout = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, stdout
+    return stdout
 
 
 def kill(out: Path, command: list[str], when: Callable[[], bool], *, after_s: float = 0.0) -> None:
@@ -102,8 +103,8 @@ def count_lines(out: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def final_state(out: Path, place: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    tensors, manifest = read_checkpoint(checkpoints(out / place)[-1])
+def final_state(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    tensors, manifest = read_checkpoint(checkpoints(out / "checkpoints")[-1])
     return tensors, {name: value for name, value in manifest.items() if name not in ("wall_s", "sha256")}
 
 
@@ -123,7 +124,7 @@ def test_a_run_killed_again_and_again_ends_like_one_never_interrupted(settings: 
     kill_while_it_writes_a_checkpoint(killed, command)
     kill_at_a_random_moment(killed, command, chance)
     assert RunFolder(killed).summary() is None
-    assert "resuming at step" in train(killed, command)
+    assert "resuming after" in train(killed, command)
     assert_same(killed, whole)
 
 
@@ -139,17 +140,21 @@ def test_phase_2_of_a_planner_killed_ends_like_one_never_interrupted(
     assert etude(*command) == 0
     assert "resuming after" in capsys.readouterr().out
     assert_same(killed, whole)
-    reference, began = under("ppo.reference.", final_state(killed, "checkpoints")[0]), final_state(first, "best")[0]
-    assert [name for name, value in reference.items() if not torch.equal(value, began[f"policy.{name}"])] == []
+    reference, began = under("learner.ppo.reference.", final_state(killed)[0]), RunFolder(first).policy()
+    weights = under("policy.", began.tensors())
+    assert reference.keys() == weights.keys()
+    assert [name for name, value in reference.items() if not torch.equal(value, weights[name])] == []
+    assert RunFolder(killed).policy().manifest.parent == Artefact(killed / "start").version == began.version
     assert (killed / "plans.json").read_bytes() == (whole / "plans.json").read_bytes()
 
 
 def assert_same(killed: Path, whole: Path) -> None:
-    for place in ("checkpoints", "best"):
-        (tensors, manifest), (expected, wanted) = final_state(killed, place), final_state(whole, place)
-        assert tensors.keys() == expected.keys()
-        assert [name for name in tensors if not torch.equal(tensors[name], expected[name])] == []
-        assert manifest == wanted
+    (tensors, manifest), (expected, wanted) = final_state(killed), final_state(whole)
+    assert tensors.keys() == expected.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], expected[name])] == []
+    assert manifest == wanted
+    assert RunFolder(killed).policy().version == RunFolder(whole).policy().version
+    assert find_policy(killed / "checkpoints").version == find_policy(whole / "checkpoints").version
     assert without_clock(killed) == without_clock(whole)
     ended, wanted_end = RunFolder(killed).summary(), RunFolder(whole).summary()
     assert ended is not None

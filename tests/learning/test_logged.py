@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,11 +11,13 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from etude.contracts.errors import DataError
-from etude.learning.dpo import AMONG, DPO, DPOConfig, mined
-from etude.learning.logged import Logged, StopReason, batches, effective_share, held_out_value, leave_one_out
+from etude.learning.dpo import DPO, MAX_COMPARED, DPOConfig, mined, spread
+from etude.learning.logged import Logged, batches, effective_share, held_out_value, leave_one_out
 from etude.learning.logged_ppo import LoggedPPO, LoggedPPOConfig, doubly_robust, moments
+from etude.learning.passes import Algorithm, Passes
 from etude.learning.rloo import RLOO, RLOOConfig
-from etude.problems.base import Action, Decision, Evaluation, Obs
+from etude.learning.run import StopReason
+from etude.problems.base import Action, Evaluation, Obs, Sampled
 from etude.problems.distributions import masked, sample_categorical
 
 KINDS, CHOICES = 6, 5
@@ -46,10 +48,10 @@ class Small(nn.Module):
         h = self.body(F.one_hot(place, KINDS * (CHOICES + 1)).float())
         return masked(self.scores(h), obs["legal"]).log_softmax(1), self.worth(h)[:, 0]
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Sampled:
         log_p, value = self._read(obs)
         chosen = log_p.argmax(1) if greedy else sample_categorical(log_p, generator)
-        return Decision(action={"choice": chosen}, log_prob=log_p.gather(1, chosen[:, None])[:, 0], value=value)
+        return Sampled(action={"choice": chosen}, log_prob=log_p.gather(1, chosen[:, None])[:, 0], value=value)
 
     def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
         return self.act(obs, greedy=greedy, generator=generator).action
@@ -71,8 +73,8 @@ Chooser = Callable[[Obs, Generator], tuple[Tensor, Tensor]]
 
 
 def by(policy: Small) -> Chooser:
-    def choose(obs: Obs, luck: Generator) -> tuple[Tensor, Tensor]:
-        decision = policy.act(obs, generator=luck)
+    def choose(obs: Obs, rng: Generator) -> tuple[Tensor, Tensor]:
+        decision = policy.act(obs, generator=rng)
         return decision.action["choice"], decision.log_prob
 
     return choose
@@ -81,10 +83,10 @@ def by(policy: Small) -> Chooser:
 def mostly_greedy(policy: Small, share: float) -> Chooser:
     """The most probable choice, but for a share that is uniform over what is legal."""
 
-    def choose(obs: Obs, luck: Generator) -> tuple[Tensor, Tensor]:
+    def choose(obs: Obs, rng: Generator) -> tuple[Tensor, Tensor]:
         top = policy.choose(obs, greedy=True)["choice"]
-        lot = torch.multinomial(obs["legal"].float(), 1, generator=luck)[:, 0]
-        chosen = torch.where(torch.rand(len(top), generator=luck) < share, lot, top)
+        uniform = torch.multinomial(obs["legal"].float(), 1, generator=rng)[:, 0]
+        chosen = torch.where(torch.rand(len(top), generator=rng) < share, uniform, top)
         return chosen, ((1 - share) * (chosen == top) + share / obs["legal"].sum(1)).log()
 
     return choose
@@ -93,15 +95,15 @@ def mostly_greedy(policy: Small, share: float) -> Chooser:
 @torch.no_grad()
 def play(choose: Chooser, *, contexts: int, executions: int, seed: int) -> Logged:
     """Each right choice earns 1, with noise; 2 is the best an answer can earn on average."""
-    luck = Generator().manual_seed(seed)
+    rng = Generator().manual_seed(seed)
     context = torch.arange(contexts).repeat_interleave(executions)
-    kind = torch.randint(KINDS, (contexts,), generator=luck)[context]
+    kind = torch.randint(KINDS, (contexts,), generator=rng)[context]
     n, first, seen = len(kind), torch.zeros(len(context), dtype=torch.long), []
-    reward = torch.randn(n, generator=luck)
+    reward = torch.randn(n, generator=rng)
     for number in range(2):
         step = torch.full_like(kind, number)
         obs = {"kind": kind, "step": step, "first": first, "legal": legal(kind, step, first)}
-        choice, log_p = choose(obs, luck)
+        choice, log_p = choose(obs, rng)
         reward = reward + (choice == best(kind, step, first))
         seen.append((obs, choice, log_p))
         first = choice
@@ -138,17 +140,16 @@ def untrained(seed: int) -> Small:
     return Small()
 
 
-Learner = LoggedPPO | RLOO | DPO
-LEARNERS: dict[str, Callable[[Small], Learner]] = {
+LEARNERS: dict[str, Callable[[Small], Algorithm]] = {
     "ppo": lambda policy: LoggedPPO(policy, LoggedPPOConfig(epochs=25, minibatch=512, lr=0.01, patience=25)),
     "rloo": lambda policy: RLOO(policy, RLOOConfig(epochs=25, minibatch=512, lr=0.01, patience=25)),
     "dpo": lambda policy: DPO(policy, DPOConfig(epochs=15, minibatch=256, lr=0.01, patience=15)),
 }
 
 
-def taught(make: Callable[[Small], Learner], *parts: Logged, seed: int = 0) -> Small:
+def trained(make: Callable[[Small], Algorithm], *parts: Logged, seed: int = 0) -> Small:
     policy = untrained(seed)
-    for _ in make(policy).run(lambda: iter(parts)):
+    for _ in Passes(make(policy), lambda: iter(parts)):
         pass
     return policy
 
@@ -162,47 +163,45 @@ def logs() -> Logged:
 @pytest.mark.parametrize("name", LEARNERS)
 def test_it_finds_the_best_choices_in_logs_of_a_mediocre_policy(name: str, logs: Logged) -> None:
     assert float(logs.reward.mean()) < 0.8
-    assert worth(taught(LEARNERS[name], logs)) >= 0.95 * 2
+    assert worth(trained(LEARNERS[name], logs)) >= 0.95 * 2
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_it_begins_with_any_policy_that_the_logs_cover(name: str, logs: Logged) -> None:
-    """Yesterday's policy need not be who logged."""
-    assert worth(taught(LEARNERS[name], logs, seed=7)) >= 0.95 * 2
+    """Yesterday's policy need not be the behaviour policy."""
+    assert worth(trained(LEARNERS[name], logs, seed=7)) >= 0.95 * 2
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_same_seed_gives_the_same_weights(name: str, logs: Logged) -> None:
     some = logs.only(torch.arange(800))
-    first, second = (taught(LEARNERS[name], some).state_dict() for _ in range(2))
+    first, second = (trained(LEARNERS[name], some).state_dict() for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_parts_teach_as_the_whole_does(name: str, logs: Logged) -> None:
     halves = (logs.only(torch.arange(2000)), logs.only(torch.arange(2000, 4000)))
-    assert worth(taught(LEARNERS[name], *halves)) == pytest.approx(worth(taught(LEARNERS[name], logs)), abs=0.05)
+    assert worth(trained(LEARNERS[name], *halves)) == pytest.approx(worth(trained(LEARNERS[name], logs)), abs=0.05)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_run_goes_on_where_it_stopped(name: str, logs: Logged) -> None:
-    some, aside = logs.only(torch.arange(600)), logs.only(torch.arange(600, 800))
+    some, held_out = logs.only(torch.arange(600)), logs.only(torch.arange(600, 800))
 
-    def begun(learner: Learner) -> Iterator[dict[str, float]]:
-        return learner.run(lambda: iter([some]), lambda: iter([aside]))
+    def begun(learner: Algorithm) -> Passes:
+        return Passes(learner, lambda: iter([some]), lambda: iter([held_out]))
 
-    whole = LEARNERS[name](untrained(0))
-    steps = begun(whole)
+    whole, resumed = LEARNERS[name](untrained(0)), LEARNERS[name](untrained(5))
+    first, again = begun(whole), begun(resumed)
     for _ in range(2):
-        next(steps)
-    saved, weights = copied(whole.state_dict()), copied(whole.policy.state_dict())
-    told = [next(steps) for _ in range(2)]
+        first.advance()
+    saved, weights = copied(first.state_dict()), copied(whole.policy.state_dict())
+    reported = [first.advance() for _ in range(2)]
 
-    resumed = LEARNERS[name](untrained(5))
     resumed.policy.load_state_dict(weights)
-    resumed.load_state_dict(saved)
-    again = begun(resumed)
-    assert [next(again) for _ in range(2)] == told
+    again.load_state_dict(saved)
+    assert [again.advance() for _ in range(2)] == reported
     assert all(torch.equal(value, resumed.policy.state_dict()[key]) for key, value in whole.policy.state_dict().items())
 
 
@@ -213,10 +212,10 @@ def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def test_contexts_of_one_are_left_out_and_counted(logs: Logged) -> None:
     alone = replace(logs.only(torch.arange(10)), context=torch.tensor([0, 0, 0, 0, 1, 1, 2, 3, 4, 5]))
     policy = untrained(0)
-    metrics = next(RLOO(policy, RLOOConfig(minibatch=16)).run(lambda: iter([alone])))
+    metrics = Passes(RLOO(policy, RLOOConfig(minibatch=16)), lambda: iter([alone])).advance()
     assert metrics["left_out"] == 4
     with pytest.raises(DataError, match="all 4 trajectories are alone"):
-        next(RLOO(policy, RLOOConfig()).run(lambda: iter([alone.only(torch.arange(6, 10))])))
+        Passes(RLOO(policy, RLOOConfig()), lambda: iter([alone.only(torch.arange(6, 10))])).advance()
 
 
 def test_leave_one_out_compares_with_the_others(logs: Logged) -> None:
@@ -237,7 +236,7 @@ def test_truncation_bounds_the_weight_of_what_was_hardly_ever_logged(logs: Logge
         config = RLOOConfig(epochs=1, minibatch=10_000, truncation=truncation, max_grad_norm=1e9, lr=1e-3)
         learner = RLOO(policy, config)
         learner.optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)  # type: ignore[assignment]  # moves by the gradient
-        next(learner.run(lambda: iter([part])))
+        Passes(learner, lambda: iter([part])).advance()
         return torch.cat([p.detach().flatten() for p in policy.parameters()]) - before
 
     usual = moved(some, 2.0)
@@ -260,29 +259,30 @@ def test_choices_that_the_policy_never_makes_are_refused(name: str, logs: Logged
     wrong = {"choice": logs.action["choice"].clone()}
     wrong["choice"][7] = (~logs.obs["legal"][7]).nonzero()[0, 0]
     with pytest.raises(DataError, match=r"1 of \d+ logged choices are impossible for this policy"):
-        for _ in LEARNERS[name](untrained(0)).run(lambda: iter([replace(logs, action=wrong)])):
+        for _ in Passes(LEARNERS[name](untrained(0)), lambda: iter([replace(logs, action=wrong)])):
             pass
 
 
 def test_held_out_trajectories_that_are_alone_are_compared_with_all_others(logs: Logged) -> None:
     some = logs.only(torch.arange(0, 4000, 4))  # one of each context
-    policy = untrained(1)  # who logged
-    told = held_out_value(policy, lambda: iter([some]), truncation=2.0, minibatch=512)
-    assert told["estimate"] == pytest.approx(float(some.reward.mean()), abs=1e-3)
+    policy = untrained(1)  # the behaviour policy
+    reported = held_out_value(policy, lambda: iter([some]), truncation=2.0, minibatch=512)
+    assert reported["estimate"] == pytest.approx(float(some.reward.mean()), abs=1e-3)
     with pytest.raises(DataError, match="a single trajectory is held out"):
         held_out_value(policy, lambda: iter([some.only(torch.tensor([3]))]), truncation=2.0, minibatch=512)
 
 
-@pytest.mark.parametrize(("rewards", "told"), [([3.0], [3, 1]), ([0.1] * 7, [0.1, 1]), ([1.0, 3.0], [2, 2**0.5])])
-def test_rewards_without_a_scale_keep_theirs(rewards: list[float], told: list[float]) -> None:
-    assert moments(torch.tensor(rewards)).tolist() == pytest.approx(told)
+@pytest.mark.parametrize(("rewards", "reported"), [([3.0], [3, 1]), ([0.1] * 7, [0.1, 1]), ([1.0, 3.0], [2, 2**0.5])])
+def test_rewards_without_a_scale_keep_theirs(rewards: list[float], reported: list[float]) -> None:
+    assert moments(torch.tensor(rewards)).tolist() == pytest.approx(reported)
 
 
 def test_what_ends_while_the_value_warms_up_is_kept(logs: Logged) -> None:
     learner = LoggedPPO(untrained(0), LoggedPPOConfig(epochs=1, warm_up=1, minibatch=512))
-    (metrics,) = learner.run(lambda: iter([logs]), lambda: iter([logs]))
-    assert learner.best.score == metrics["estimate"]
-    assert learner.best.weights
+    passes = Passes(learner, lambda: iter([logs]), lambda: iter([logs]))
+    (metrics,) = passes
+    assert passes.best.score == metrics["estimate"]
+    assert passes.best.weights
 
 
 def test_the_effective_share_is_that_of_equal_weights() -> None:
@@ -304,21 +304,22 @@ def test_the_doubly_robust_estimate_of_who_logged_is_what_was_earned(logs: Logge
 
 def test_it_stops_where_the_logs_no_longer_speak_of_it(logs: Logged) -> None:
     learner = LoggedPPO(untrained(0), LoggedPPOConfig(epochs=50, minibatch=512, lr=0.02, min_ess=0.6))
-    passes = list(learner.run(lambda: iter([logs])))
-    assert learner.stopped is StopReason.OVERLAP
-    assert len(passes) < 50
-    assert passes[-1]["ess"] < 0.6
+    passes = Passes(learner, lambda: iter([logs]))
+    reported = list(passes)
+    assert passes.stopped is StopReason.OVERLAP
+    assert len(reported) < 50
+    assert reported[-1]["ess"] < 0.6
 
 
 def test_preferences_of_people_teach_without_rewards(logs: Logged) -> None:
-    """Rewards are all the same here; who is preferred is told."""
+    """Rewards are all the same here; the preferred action is reported."""
     flat = replace(logs, reward=torch.zeros_like(logs.reward))
     policy = untrained(0)
     with pytest.raises(DataError, match="no two trajectories"):
-        next(DPO(policy, DPOConfig()).run(lambda: iter([flat])))
+        Passes(DPO(policy, DPOConfig()), lambda: iter([flat])).advance()
     pairs = mined(logs, DPOConfig(margin=0.5), Generator().manual_seed(0))
-    learner = DPO(policy, DPOConfig(epochs=15, minibatch=256, lr=0.01))
-    for _ in learner.run(lambda: iter([flat]), preferences=[pairs]):
+    learner = DPO(policy, DPOConfig(epochs=15, minibatch=256, lr=0.01), preferences=[pairs])
+    for _ in Passes(learner, lambda: iter([flat])):
         pass
     assert worth(policy) >= 0.95 * 2
 
@@ -326,8 +327,34 @@ def test_preferences_of_people_teach_without_rewards(logs: Logged) -> None:
 def test_mined_pairs_share_a_context_and_differ_by_the_margin(logs: Logged) -> None:
     pairs = mined(logs, DPOConfig(pairs=2, margin=1.5), Generator().manual_seed(0))
     assert torch.equal(logs.context[pairs[:, 0]], logs.context[pairs[:, 1]])
-    assert bool((logs.reward[pairs[:, 0]] - logs.reward[pairs[:, 1]] > 1.5).all())
+    assert bool((logs.reward[pairs[:, 0]] - logs.reward[pairs[:, 1]] > 1.5 * spread(logs)).all())
     assert int(torch.bincount(logs.context[pairs[:, 0]]).max()) == 2
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_the_scale_of_rewards_does_not_matter_to_preferences(scale: float, logs: Logged) -> None:
+    """Rewards of the default definition are between 0 and 1, those of a simulator between −5 and 10."""
+    scaled = replace(logs, reward=scale * logs.reward + 0.5)
+    assert torch.equal(
+        mined(scaled, DPOConfig(), Generator().manual_seed(0)), mined(logs, DPOConfig(), Generator().manual_seed(0))
+    )
+    metrics = [
+        Passes(DPO(untrained(0), DPOConfig()), lambda part=part: iter([part])).advance() for part in (scaled, logs)
+    ]
+    assert metrics[0]["grad_norm"] == pytest.approx(metrics[1]["grad_norm"], rel=1e-3)
+
+
+def test_rewards_between_0_and_1_give_pairs_by_default(logs: Logged) -> None:
+    """Half of all tasks succeed, and little else distinguishes them."""
+    rewards = (logs.reward > 0.5) * 0.8 + 0.1 * torch.rand(len(logs.reward), generator=Generator().manual_seed(0))
+    pairs = mined(replace(logs, reward=rewards), DPOConfig(), Generator().manual_seed(0))
+    assert len(pairs) > 1000
+    assert bool((rewards[pairs[:, 0]] - rewards[pairs[:, 1]] > 0.05).all())
+
+
+def test_where_no_pair_is_found_the_message_says_what_to_set(logs: Logged) -> None:
+    with pytest.raises(DataError, match=r"by more than margin, 99 standard deviations .*: set dpo.margin to 0"):
+        Passes(DPO(untrained(0), DPOConfig(margin=99.0)), lambda: iter([logs])).advance()
 
 
 def test_of_a_context_with_many_trajectories_some_are_compared_each_time(logs: Logged) -> None:
@@ -335,16 +362,17 @@ def test_of_a_context_with_many_trajectories_some_are_compared_each_time(logs: L
     many = replace(some, context=torch.where(torch.arange(300) < 200, 0, some.context))
     first, second = (mined(many, DPOConfig(pairs=200), Generator().manual_seed(seed)) for seed in (0, 1))
     among = [set(pairs[many.context[pairs[:, 0]] == 0].flatten().tolist()) for pairs in (first, second)]
-    assert all(2 < len(trajectories) <= AMONG for trajectories in among)
+    assert all(2 < len(trajectories) <= MAX_COMPARED for trajectories in among)
     assert among[0] != among[1]
     assert torch.equal(many.context[first[:, 0]], many.context[first[:, 1]])
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(float("nan"), "3 are no numbers"), (-torch.inf, "3 are 0 or below"), (0.5, "3 are above 1")]
+    ("value", "reported"),
+    [(float("nan"), "3 are no numbers"), (-torch.inf, "3 are 0 or below"), (0.5, "3 are above 1")],
 )
-def test_numbers_that_are_no_propensities_are_refused(value: float, told: str, logs: Logged) -> None:
+def test_numbers_that_are_no_propensities_are_refused(value: float, reported: str, logs: Logged) -> None:
     wrong = logs.log_propensity.clone()
     wrong[[5, 50, 500]] = value
-    with pytest.raises(DataError, match=f"of 8000 logged propensities {told}"):
-        next(RLOO(untrained(0), RLOOConfig()).run(lambda: iter([replace(logs, log_propensity=wrong)])))
+    with pytest.raises(DataError, match=f"of 8000 logged propensities {reported}"):
+        Passes(RLOO(untrained(0), RLOOConfig()), lambda: iter([replace(logs, log_propensity=wrong)])).advance()

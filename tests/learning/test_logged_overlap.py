@@ -1,4 +1,4 @@
-"""The check of overlap lets honest logs pass, whoever logged, and refuses propensities that belong elsewhere."""
+"""The check of overlap accepts honest logs of any behaviour policy, and refuses propensities that belong elsewhere."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def shuffled(logs: Logged, seed: int) -> Logged:
 def test_a_policy_that_the_logs_do_not_cover_is_refused() -> None:
     logs = play(mostly_greedy(untrained(1), 0.02), contexts=500, executions=4, seed=0)
     stranger = sharpened(untrained(9), 200)
-    with pytest.raises(DataError, match="the logs say too little of what this policy does"):
+    with pytest.raises(DataError, match="the logs say too little about what this policy does"):
         check_overlap(stranger, lambda: iter([logs]), replace(CONFIG, min_ess=0.2))
 
 
@@ -73,12 +73,12 @@ def test_parts_are_checked_as_the_whole_is() -> None:
     logs = play(by(start(1)), contexts=500, executions=4, seed=0)
     parts = [logs.only(some) for some in torch.arange(2000).split(400)]
     whole = check_overlap(start(1), lambda: iter([logs]), CONFIG)
-    apart = check_overlap(start(1), lambda: iter(parts), CONFIG)
-    assert whole.decisions == apart.decisions
-    assert whole.policy == pytest.approx(apart.policy)
+    in_parts = check_overlap(start(1), lambda: iter(parts), CONFIG)
+    assert whole.decisions == in_parts.decisions
+    assert whole.policy == pytest.approx(in_parts.policy)
 
 
-def test_nobody_need_know_what_could_have_been_chosen() -> None:
+def test_the_eligible_actions_need_not_be_known() -> None:
     logs = play(by(start(1)), contexts=200, executions=4, seed=0)
     unknown = replace(logs, eligible=torch.full_like(logs.eligible, torch.nan))
     assert math.isnan(check_overlap(start(1), lambda: iter([unknown]), CONFIG).uniform)

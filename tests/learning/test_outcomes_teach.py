@@ -1,4 +1,4 @@
-"""Phase 2 in a small office: what becomes of its plans teaches a planner more than its experts have shown it."""
+"""Phase 2 in a small office: a planner learns more from the outcomes of its plans than from its experts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from etude.bootstrap.imitation import make_imitation
-from etude.bootstrap.outcomes import make_outcomes, read_office
+from etude.bootstrap.runs import start_run
 from etude.learning.evaluate import evaluate, greedy
-from etude.settings.tree import resolve
+from etude.learning.requests import LearnRequest
+from etude.problems.workflow.phase2 import read_office
+from etude.settings.tree import resolve_settings
 
 torch.set_num_threads(1)
 SMALL = {
@@ -37,15 +38,15 @@ SMALL = {
 
 def test_outcomes_raise_success_and_return(tmp_path: Path) -> None:
     """Over six seeds, success rises by 0.15 to 0.29 from about 0.6, the return by 1.5 to 3.2."""
-    settings = resolve(preset="office", assignments=[f"{key}={value}" for key, value in SMALL.items()]).settings
+    assignments = [f"{key}={value}" for key, value in SMALL.items()]
+    settings = resolve_settings("workflow", preset="office", assignments=assignments).settings
     first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        folder.mkdir()
-    for _ in make_imitation(settings, first, []).epochs():
-        pass
-    training = make_outcomes(settings, second, first)
-    for _ in training.updates():
-        pass
+    for request in (
+        LearnRequest(problem="workflow", method="imitate", settings=settings, out=first),
+        LearnRequest(problem="workflow", method="practise", settings=settings, out=second, checkpoint=first),
+    ):
+        for _ in start_run(request).updates():
+            pass
     problem, policies = read_office(second)
     after, before = (evaluate(problem, greedy(policies[name]), episodes=512) for name in ("policy", "phase 1"))
     assert after.metrics["success"] > before.metrics["success"] + 0.08

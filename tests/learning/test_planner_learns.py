@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
-from etude.learning.imitation import ImitationConfig, ImitationTraining
-from etude.learning.runs import RunFolder
-from etude.problems.workflow.catalogue import Catalogue, TaskType
+from etude.learning.run import About, Run
+from etude.learning.run_folder import RunFolder
+from etude.problems.catalogue import Catalogue, TaskType
 from etude.problems.workflow.examples import Example
-from etude.problems.workflow.lesson import Reader, make_course, make_lesson, split
+from etude.problems.workflow.imitation import ImitationConfig, ImitationLearner
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy
 from etude.problems.workflow.plan import Limits, Plan
-from etude.serving.planner import Planner
+from etude.problems.workflow.planner import Planner
+from etude.problems.workflow.training_set import TextReader, make_training_set, merge_sets, split
 from etude.text.ngrams import NGramEncoder
 from tests.language import chain
 
@@ -49,6 +51,7 @@ def make_tools() -> tuple[list[Tool], list[Tool]]:
 
 
 KNOWN, ADDED = make_tools()
+LEARNED = Catalogue(task_types=tuple(tool.entry for tool in KNOWN))
 
 
 def say(tools: Sequence[Tool]) -> str:
@@ -61,10 +64,10 @@ def make_examples(count: int, rng: random.Random) -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
-    catalogue = Catalogue(task_types=tuple(tool.entry for tool in KNOWN))
-    course = make_course([(catalogue, make_examples(200, random.Random(1)))])
-    reader, limits = Reader(encoder=NGramEncoder(64)), Limits(max_nodes=4)
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Planner]:
+    """Makes planners of what was learned, each with its catalogue."""
+    sets = merge_sets([(LEARNED, make_examples(200, random.Random(1)))])
+    reader, limits = TextReader(encoder=NGramEncoder(64)), Limits(max_nodes=4)
     config = ImitationConfig(
         learning_rate=5e-4,
         num_epochs=15,
@@ -74,9 +77,9 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
         average=0.9,
         synthetic_augmentations=600,
     )
-    learn, aside = split(course, share=0.1, size=None, seed=0)
-    lesson = make_lesson(
-        course, learn, aside, reader=reader, limits=limits, augmentations=600, ridge=config.ridge, seed=0
+    learn, held_out = split(sets, share=0.1, size=None, seed=0)
+    training_set = make_training_set(
+        sets, learn, held_out, reader=reader, limits=limits, augmentations=600, ridge=config.ridge, seed=0
     )
     torch.manual_seed(0)
     network = PlannerConfig(
@@ -84,42 +87,55 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     )
     policy = PlanPolicy(network, text_width=64, known_types=len(KNOWN), known_workers=0, nodes=limits.max_nodes)
     folder = RunFolder(tmp_path_factory.mktemp("planner") / "run")
-    training = ImitationTraining(policy, lesson, lambda: lesson, config, folder, {}, seed=0, threads=1)
-    for _ in training.epochs():
+    about = About(
+        problem="workflow",
+        method="imitate",
+        title="a language",
+        unit="epochs",
+        budget="15",
+        score="validation score",
+        settings={},
+        policy_sections=(),
+    )
+    learner = ImitationLearner(
+        about, policy, training_set, lambda: training_set, config, folder, seed=0, device=torch.device("cpu"), threads=1
+    )
+    for _ in Run(learner, folder).updates():
         pass
-    training.learner._set(training.learner.mean)
-    return Planner(policy, reader=reader, known=course.known, memory=lesson.memory, catalogue=catalogue, limits=limits)
+    policy.load_state_dict(learner.algorithm.mean, strict=False)
+    return partial(Planner, policy, reader=reader, known=sets.known, memory=training_set.memory, limits=limits)
 
 
 def kinds(plan: Plan) -> set[str]:
     return {node.task_type for node in plan.nodes}
 
 
-def test_it_learns_the_language(planner: Planner) -> None:
+def test_it_learns_the_language(planner: Callable[..., Planner]) -> None:
+    plan = planner(catalogue=LEARNED).plan
     rng = random.Random(2)
     asked = [rng.sample(KNOWN, rng.randint(1, 3)) for _ in range(30)]
-    right = [kinds(planner.plan(say(tools))) == {tool.name for tool in tools} for tools in asked]
+    right = [kinds(plan(say(tools))) == {tool.name for tool in tools} for tools in asked]
     assert sum(right) / len(right) > 0.35
 
 
-def test_a_tool_added_after_training_is_chosen_from_its_description(planner: Planner) -> None:
+def test_a_tool_added_after_training_is_chosen_from_its_description(planner: Callable[..., Planner]) -> None:
     """A plan of at most 4 of 81 tools holds a given one by chance in 1 of 20."""
-    planner.catalogue = planner.catalogue.added(*(tool.entry for tool in ADDED))
+    plan = planner(catalogue=LEARNED.added(*(tool.entry for tool in ADDED))).plan
     rng = random.Random(3)
     chosen = []
     for tool in ADDED * 4:
         asked = [tool, *rng.sample(KNOWN, rng.randint(0, 2))]
         rng.shuffle(asked)
-        chosen.append(tool.name in kinds(planner.plan(say(asked))))
+        chosen.append(tool.name in kinds(plan(say(asked))))
     assert sum(chosen) / len(chosen) > 0.25
 
 
-def test_it_is_the_description_that_counts(planner: Planner) -> None:
+def test_it_is_the_description_that_counts(planner: Callable[..., Planner]) -> None:
     """The same tools under each other's descriptions are chosen for what these say."""
     others = ADDED[1:] + ADDED[:1]
     turned = [Tool(name=tool.name, verb=other.verb, noun=other.noun) for tool, other in zip(ADDED, others, strict=True)]
-    planner.catalogue = Catalogue(task_types=tuple(tool.entry for tool in (*KNOWN, *turned)))
-    plans = [kinds(planner.plan(say([tool]))) for tool in turned]
+    catalogue = Catalogue(task_types=tuple(tool.entry for tool in (*KNOWN, *turned)))
+    plans = [kinds(planner(catalogue=catalogue).plan(say([tool]))) for tool in turned]
     now = sum(tool.name in plan for tool, plan in zip(turned, plans, strict=True))
     before = sum(tool.name in plan for tool, plan in zip(others, plans, strict=True))
     assert now > 0.25 * len(plans)

@@ -15,7 +15,7 @@ from etude.learning.ppo import PPO, PPOConfig
 from etude.problems.allocation.document import DocumentWorld
 from etude.problems.allocation.network import MLPPolicy, NetworkConfig
 from etude.problems.allocation.world import AllocationConfig
-from etude.problems.base import Action, Decision, Evaluation, Obs, Transition
+from etude.problems.base import Action, Evaluation, Obs, Sampled, Transition
 from etude.problems.distributions import sample_categorical
 
 CONFIG = PPOConfig(envs=32, steps=16, epochs=4, minibatch=128, lr=0.01)
@@ -68,7 +68,7 @@ class Places:
 
 
 class Identity(Places):
-    """Name the place you are in: one step an episode."""
+    """Name the place you are in: one step per episode."""
 
     places, actions = 4, 4
 
@@ -80,17 +80,17 @@ class Identity(Places):
 
 
 class Corridor(Places):
-    """Six steps on pay 1 at the end; a step aside pays 0.1 at once, and is the end too."""
+    """Six steps on pay 1 at the end; leaving the path pays 0.1 at once, and ends the episode too."""
 
     places, horizon = 6, 20
 
     def move(self, choice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        arrived, aside = (choice == 1) & (self.place == self.places - 1), choice == 0
-        return (self.place + choice).clamp(max=self.places - 1), arrived + 0.1 * aside, arrived | aside
+        arrived, leaves = (choice == 1) & (self.place == self.places - 1), choice == 0
+        return (self.place + choice).clamp(max=self.places - 1), arrived + 0.1 * leaves, arrived | leaves
 
 
 class Salary(Places):
-    """One a step for ever, whatever you do; the clock cuts it into episodes."""
+    """A reward of one per step for ever, whatever you do; the clock cuts it into episodes."""
 
     def move(self, choice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.place, torch.ones(self.n), torch.zeros(self.n, dtype=torch.bool)
@@ -132,11 +132,11 @@ class Table(nn.Module):
         self.logits = nn.Parameter(torch.zeros(world.places, world.actions))
         self.values = nn.Parameter(torch.zeros(world.places))
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Sampled:
         logits = obs["place"] @ self.logits
         choice = logits.argmax(-1) if greedy else sample_categorical(logits, generator)
         log_prob = logits.log_softmax(-1).gather(-1, choice[:, None])[:, 0]
-        return Decision(action={"choice": choice}, log_prob=log_prob, value=self.value(obs))
+        return Sampled(action={"choice": choice}, log_prob=log_prob, value=self.value(obs))
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
         log_p = (obs["place"] @ self.logits).log_softmax(-1)

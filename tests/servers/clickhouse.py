@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self._decoded(self._body())
         if parts.path == "/ping":
             return self._whole(200, b"Ok.\n")
-        if self._told_password() != self.password:
+        if self._sent_password() != self.password:
             return self._failed("Code: 516. DB::Exception: Authentication failed. (AUTHENTICATION_FAILED)")
         query = f"{given['query']}\n".encode() + body if "query" in given else body
         settings = {name: value for name, value in given.items() if name not in TRANSPORT}
@@ -144,9 +144,9 @@ class Handler(BaseHTTPRequestHandler):
             body = frame.unused_data or b""
         return whole
 
-    def _told_password(self) -> str:
-        _, _, told = self.headers.get("Authorization", "").partition(" ")
-        return base64.b64decode(told).decode().partition(":")[2]
+    def _sent_password(self) -> str:
+        _, _, credentials = self.headers.get("Authorization", "").partition(" ")
+        return base64.b64decode(credentials).decode().partition(":")[2]
 
     def _failed(self, text: str) -> None:
         code = re.match(r"Code: (\d+)", text)

@@ -10,6 +10,7 @@ import pytest
 import etude
 from etude.contracts.errors import WorkersError
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
+from etude.orchestrator.record import correction_of, failed_node
 from tests.language import trained_run
 
 TEXT = "Please fetch the letter, then mail it"
@@ -49,7 +50,7 @@ def test_what_fails_is_corrected_by_the_policy(run: Path) -> None:
         return quick(subtask)
 
     result = etude.Orchestrator(etude.load(run), {"quick": flaky, "careful": careful}).run(TEXT)
-    decided = [d.choice.correction for d in result.execution.decisions if d.failed is not None]
+    decided = [correction_of(d) for d in result.execution.decisions if failed_node(d) is not None]
     assert decided
     assert result.execution.nodes[0].attempts[0].fault == "rate_limit"
     assert not result.execution.violations
@@ -73,7 +74,7 @@ def test_a_workers_file(run: Path, tmp_path: Path) -> None:
     assert (result.success, result.output) == (True, "mail")
 
 
-def test_nobody_to_do_it(run: Path) -> None:
+def test_no_worker_to_do_it(run: Path) -> None:
     with pytest.raises(WorkersError, match="there are no workers"):
         etude.Orchestrator(etude.load(run), {})
 

@@ -1,1 +1,1 @@
-"""One technology per file, each a twin of an in-memory one."""
+"""Implementations of the ports, one technology per file; each has an in-memory twin."""

@@ -1,6 +1,6 @@
-"""The store of experience in ClickHouse: events in by the batch, summaries and the bytes they came as out by the block.
+"""The experience store in ClickHouse: it inserts events in batches and reads summaries and bodies in blocks.
 
-A table each for trajectories, feedback and rewards, sorted as they are read and rid of duplicates as they merge.
+Trajectories, feedback and rewards have a table each, sorted in reading order; merges remove duplicates.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from etude.adapters.summaries import (
     checked_limit,
     conditions,
     context_of,
+    detail_of,
     micros,
     moment,
     page_of,
+    rating_totals,
     read_cursor,
-    spoken,
     stats_of,
-    story_of,
 )
 from etude.contracts.errors import MissingExtraError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Page, Row, Stats, Stored, Story, Summary
+from etude.contracts.store import Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 IDS = 1000
-"""Ids in one query."""
+"""Maximum number of ids in one query."""
 BLOCK_ROWS = 1000
-"""Rows that a scan holds, at most."""
+"""Maximum number of rows that a scan holds."""
 
 _NAME = "LowCardinality(Nullable(String))"
-_SAID = "said UInt32, score Float64, scores UInt32"
+_RATINGS = "said UInt32, score Float64, scores UInt32"
 _BYTES = "digest String, body String"
 TABLES = {
     "trajectories": (
         f"id String, time Int64, problem LowCardinality(String), policy {_NAME}, agent {_NAME}, user Nullable(String), "
         f"group {_NAME}, tenant {_NAME}, success Nullable(Bool), cost_usd Nullable(Float64), "
         "latency_ms Nullable(Float64), context String, decisions UInt32, turns UInt32, size UInt64, "
-        f"{_SAID}, {_BYTES}"
+        f"{_RATINGS}, {_BYTES}"
     ),
-    "feedback": f"id String, trajectory String, user Nullable(String), time Int64, {_SAID}, {_BYTES}",
+    "feedback": f"id String, trajectory String, user Nullable(String), time Int64, {_RATINGS}, {_BYTES}",
     "rewards": (
         "id String, trajectory String, version Int64, revision Int64, time Int64, total Float64, confidence Float64, "
         f"{_BYTES}"
@@ -62,11 +62,11 @@ TABLES = {
     "members": "trajectory String, dataset String",
     "migrations": "version UInt32",
 }
-"""Columns and their types: as the tables are made, and as rows are inserted, so that no insert has to ask first."""
+"""Columns and their types, for table creation and for inserts, which then need no query for the types."""
 
 
 def _table(name: str, order: str, *, indexed: Sequence[str] = (), newest: str = "") -> str:
-    """What was inserted into it is on the disk; what was erased from it leaves the disk within a minute."""
+    """A table whose inserts are synced to disk, and whose erased rows leave the disk within a minute."""
     indexes = "".join(f", INDEX by_{column} {column} TYPE bloom_filter GRANULARITY 1" for column in indexed)
     return (
         f"CREATE TABLE IF NOT EXISTS {name} ({TABLES[name]}{indexes}) "
@@ -85,12 +85,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _table("documents", "kind, key", newest="written"),
         _table("members", "trajectory, dataset"),
     ),
+    (  # older trajectories may lack their problem, which is in its column
+        """ALTER TABLE trajectories UPDATE body = concat('{"problem":', toJSONString(toString(problem)), ',',
+        substring(body, 2)) WHERE NOT JSONHas(body, 'problem')""",
+    ),
 )
-"""Statements by version, harmless to repeat; none is ever changed, only followed by others."""
+"""Statements by version, idempotent; existing ones never change, new ones are appended."""
 
 KINDS: dict[type[Event], str] = {Trajectory: "trajectories", Feedback: "feedback", Reward: "rewards"}
 
-TOLD = """
+JOINED = """
     FROM trajectories AS t FINAL
     LEFT JOIN (
         SELECT trajectory, argMax(total, (revision, id)) AS reward, argMax(confidence, (revision, id)) AS confidence
@@ -101,20 +105,20 @@ TOLD = """
         FROM feedback FINAL GROUP BY trajectory
     ) AS f ON f.trajectory = t.id
 """
-SAID = "t.said + ifNull(f.said, 0)"
+RATINGS = "t.said + ifNull(f.said, 0)"
 SUMMARY = """
     t.id, t.time, t.problem, t.policy, t.agent, t.user, t."group", t.tenant, t.success, t.cost_usd, t.latency_ms,
     t.context, t.decisions, t.turns, t.size, s.reward, s.confidence, t.score + ifNull(f.score, 0),
     t.scores + ifNull(f.scores, 0)
 """
-"""In the order of Summary, with the mean of what was said as a sum and a count."""
+"""Columns in the order of Summary, with the mean rating as a sum and a count."""
 CELL = f"""
     SELECT intDiv(t.time - positiveModulo(t.time, {DAY_US}), {DAY_US}) AS day, t.problem, ifNull(t.policy, ''),
         if(isNull(t.success), -1, toInt32(assumeNotNull(t.success))), count(), sum(t.decisions), sum(t.turns),
-        sum({SAID}), sum(ifNull(n.rewards, 0)), sum(t.size), sum(ifNull(t.cost_usd, 0)), count(t.cost_usd),
+        sum({RATINGS}), sum(ifNull(n.rewards, 0)), sum(t.size), sum(ifNull(t.cost_usd, 0)), count(t.cost_usd),
         sum(ifNull(t.latency_ms, 0)), count(t.latency_ms), sum(ifNull(s.reward, 0)), sum(ifNull(s.confidence, 0)),
         count(s.reward)
-    {TOLD}
+    {JOINED}
     LEFT JOIN (SELECT trajectory, uniqExact(id) AS rewards FROM rewards GROUP BY trajectory) AS n
         ON n.trajectory = t.id
 """
@@ -123,13 +127,13 @@ CELL = f"""
 class ClickHouseStore:
     """An ExperienceStore on a server, `clickhouse://user@host:8123/database`, or clickhouses:// for TLS.
 
-    It makes the database and its tables. Events of one id must not come in twice at the very same moment with different
-    content: then both are told to be new, and one stays. What expires or is erased leaves the server's disk within a
-    minute, when it drops the parts it has written anew.
+    It creates the database and its tables. If two events with one id and different content are appended at the same
+    time, both are reported as new, and one stays. Expired and erased events leave the server's disk within a minute,
+    when it drops replaced parts.
     """
 
     def __init__(self, url: str, *, password: str | None = None, timeout_s: float = 30.0) -> None:
-        """The password may also be in the URL; it is in no error."""
+        """The password may also be in the URL; no error message shows it."""
         parts = urlsplit(url)
         secure = parts.scheme == "clickhouses"
         try:
@@ -162,7 +166,7 @@ class ClickHouseStore:
                 password=self._password,
                 secure=secure,
                 connect_timeout=timeout_s,
-                autogenerate_session_id=False,  # a session takes one query at a time, and threads share this
+                autogenerate_session_id=False,  # a session allows one query at a time, and threads share this client
                 settings={"async_insert": 0, "join_use_nulls": 1, "mutations_sync": 2},
             )
         try:
@@ -170,6 +174,9 @@ class ClickHouseStore:
         except BaseException:
             self.close()
             raise
+
+    def ping(self) -> None:
+        self._select("SELECT max(version) FROM migrations")
 
     def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
         checked(events)
@@ -196,7 +203,7 @@ class ClickHouseStore:
             self._insert(table, some)
         return stored
 
-    def story(self, trajectory_id: str) -> Story | None:
+    def detail(self, trajectory_id: str) -> TrajectoryDetail | None:
         given = {"id": trajectory_id}
         found = self._select("SELECT body FROM trajectories WHERE id = %(id)s LIMIT 1", given)
         if not found:
@@ -204,20 +211,20 @@ class ClickHouseStore:
         query = "SELECT body FROM {} FINAL WHERE trajectory = %(id)s ORDER BY {}, id"
         feedback = self._select(query.format("feedback", "time"), given)
         rewards = self._select(query.format("rewards", "version, revision"), given)
-        return story_of(found[0][0], (body for (body,) in feedback), (body for (body,) in rewards))
+        return detail_of(found[0][0], (body for (body,) in feedback), (body for (body,) in rewards))
 
     def page(self, where: Where, *, version: int, after: str | None = None, limit: int = 100) -> Page:
         condition, given = _condition(where, version)
         if after is not None:
             given["after_time"], given["after_id"] = read_cursor(after)
             condition += " AND (t.time, t.id) < (%(after_time)s, %(after_id)s)"
-        query = f"SELECT {SUMMARY} {TOLD} WHERE {condition} ORDER BY t.time DESC, t.id DESC"
+        query = f"SELECT {SUMMARY} {JOINED} WHERE {condition} ORDER BY t.time DESC, t.id DESC"
         rows = self._select(f"{query} LIMIT {checked_limit(limit) + 1}", given)
         return page_of([_summary(row) for row in rows], limit)
 
     def scan(self, where: Where, *, version: int) -> Iterator[Row]:
         condition, given = _condition(where, version)
-        query = f"SELECT {SUMMARY}, t.body AS body {TOLD} WHERE {condition} ORDER BY t.time, t.id"
+        query = f"SELECT {SUMMARY}, t.body AS body {JOINED} WHERE {condition} ORDER BY t.time, t.id"
         with ExitStack() as opened:
             opened.enter_context(self._translated())
             stream = self._client.query_row_block_stream(
@@ -234,12 +241,12 @@ class ClickHouseStore:
         cells = [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
         if not cells:
             return stats_of([], users=0, first=None, last=None)
-        query = f"SELECT uniqExact(t.user), min(t.time), max(t.time) {TOLD} WHERE {condition}"
+        query = f"SELECT uniqExact(t.user), min(t.time), max(t.time) {JOINED} WHERE {condition}"
         ((users, first, last),) = self._select(query, given)
         return stats_of(cells, users=users, first=first, last=last)
 
     def forget(self, user: str) -> list[str]:
-        # The digest stays until all is gone, so that whoever calls again after an error learns the ids too.
+        # The digest stays until everything is erased, so that a repeated call after an error returns the ids too.
         given = {"user": user, "pending": sha256(user.encode("utf-8", "surrogatepass")).hexdigest()}
         for table in ("trajectories", "feedback"):
             found = self._select(f"SELECT DISTINCT id FROM {table} WHERE user = %(user)s", given)
@@ -270,7 +277,7 @@ class ClickHouseStore:
         given = {"before": micros(before)}
         ((count,),) = self._select("SELECT uniqExact(id) FROM trajectories WHERE time < %(before)s", given)
         trajectories = f"SELECT id FROM {self._database}.trajectories"
-        for table in ("feedback", "rewards"):  # those of trajectories that are long gone or never came as well
+        for table in ("feedback", "rewards"):  # also those whose trajectory has expired or never arrived
             self._run(
                 f"ALTER TABLE {table} DELETE WHERE trajectory IN ({trajectories} WHERE time < %(before)s) "
                 f"OR (time < %(before)s AND trajectory NOT IN ({trajectories}))",
@@ -366,9 +373,9 @@ class ClickHouseStore:
         try:
             yield
         except self._errors as error:
-            said = str(error).replace(self._password, "…") if self._password else str(error)
+            message = str(error).replace(self._password, "…") if self._password else str(error)
             raise StoreError(
-                f"{self.place}: {said[:500]}: check that it runs, has space, and lets this user in; then do it again"
+                f"{self.place}: {message[:500]}: check that it runs, has space, and lets this user in; then do it again"
             ) from (None if self._password else error)
 
 
@@ -379,17 +386,17 @@ def _row(event: Event, size: int) -> tuple[Any, ...]:
             *(event.id, micros(event.time), event.problem, event.policy, event.agent, event.user, event.group),
             *(event.tenant, outcome.success, outcome.cost_usd, outcome.latency_ms),
             *(context_of(event.problem, event.task), len(event.decisions), len(event.turns), size),
-            *spoken(event.feedback),
+            *rating_totals(event.feedback),
         )
     if isinstance(event, Feedback):
-        return (event.id, event.trajectory_id, event.user, micros(event.time), *spoken([event]))
+        return (event.id, event.trajectory_id, event.user, micros(event.time), *rating_totals([event]))
     assert isinstance(event, Reward)
     key = (event.id, event.trajectory_id, event.version, event.revision)
     return (*key, micros(event.time), event.total, event.confidence)
 
 
 def _condition(where: Where, version: int) -> tuple[str, dict[str, Any]]:
-    """As SQL over a trajectory t, its score s and its feedback f, with its values."""
+    """The condition as SQL over a trajectory t, its score s and its feedback f, with its parameters."""
     given: dict[str, Any] = {"version": version, **conditions(where)}
     parts = ["1", *(f't."{name}" = %({name})s' for name in conditions(where))]
     for name, column, value in (
@@ -406,7 +413,7 @@ def _condition(where: Where, version: int) -> tuple[str, dict[str, Any]]:
         success = OUTCOMES[where.outcome]
         parts.append("isNull(t.success)" if success is None else f"t.success = {str(success).lower()}")
     if where.feedback is not None:
-        parts.append(f"{SAID} > 0" if where.feedback else f"{SAID} = 0")
+        parts.append(f"{RATINGS} > 0" if where.feedback else f"{RATINGS} = 0")
     return " AND ".join(parts), given
 
 

@@ -1,4 +1,4 @@
-"""SQLite's connections and locks do not survive a fork: nobody uses them while one happens, and a child begins anew."""
+"""Makes SQLite connections safe under fork: none is in use during a fork, and a child opens its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from threading import Condition
 from weakref import WeakSet
 
 PATIENCE_S = 2.0
-"""How long a fork waits for connections in use. Who forks amid a scan of its own waits in vain, and must not go on
-with that scan in the child."""
+"""Seconds that a fork waits for connections in use. A thread that forks during its own scan waits in vain, and must not
+continue that scan in the child."""
 
 
 class ForkGate:
-    """Users go in and out; before a fork they are let out, and what is idle is closed."""
+    """A gate around connection use: before a fork it waits for users to leave and closes idle connections."""
 
     def __init__(self, *, close_idle: Callable[[], None], renew: Callable[[], None]) -> None:
-        """`renew` makes the locks of a child anew, which threads may have held that it does not have."""
+        """`renew` replaces the locks in a child, since their holders may be threads that do not exist there."""
         self._close_idle, self._renew = close_idle, renew
         self._changed, self._inside, self._shut = Condition(), 0, False
         _gates.add(self)
@@ -45,7 +45,7 @@ class ForkGate:
             self._shut = False
             self._changed.notify_all()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self._changed, self._inside, self._shut = Condition(), 0, False
         self._renew()
 
@@ -65,7 +65,7 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     for gate in list(_gates):
-        gate.begin_anew()
+        gate.reset()
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,4 +1,4 @@
-"""The store of experience in memory, for tests and notebooks: what comes in stays until the process ends."""
+"""The experience store in memory, for tests and notebooks: it lasts until the process ends."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from etude.adapters.summaries import (
     conditions,
     micros,
     page_of,
+    rating_totals,
     read_cursor,
-    spoken,
     stats_of,
     summary_of,
 )
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Page, Row, Stats, Stored, Story, Summary
+from etude.contracts.store import Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 
 class MemoryStore:
-    """An ExperienceStore that forgets everything with its process; the other stores' twin."""
+    """An in-memory ExperienceStore, the twin of the other stores."""
 
     def __init__(self) -> None:
         self._turn, self._closed = RLock(), False
@@ -38,6 +38,9 @@ class MemoryStore:
         self._opted_out: set[str] = set()
         self._documents: dict[str, dict[str, bytes]] = {}
         self._members: dict[str, set[str]] = {}
+
+    def ping(self) -> None:
+        self._open()
 
     def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
         checked(events)
@@ -55,45 +58,45 @@ class MemoryStore:
         self._events[place] = (event, body)
         return Stored.NEW
 
-    def story(self, trajectory_id: str) -> Story | None:
+    def detail(self, trajectory_id: str) -> TrajectoryDetail | None:
         with self._open():
-            told = next((told for told in self._told() if told.trajectory.id == trajectory_id), None)
-        if told is None:
+            record = next((record for record in self._records() if record.trajectory.id == trajectory_id), None)
+        if record is None:
             return None
-        return Story(
-            trajectory=told.trajectory,
-            feedback=tuple(sorted(told.feedback, key=lambda one: (micros(one.time), one.id))),
-            rewards=tuple(sorted(told.rewards, key=lambda one: (one.version, one.revision, one.id))),
+        return TrajectoryDetail(
+            trajectory=record.trajectory,
+            feedback=tuple(sorted(record.feedback, key=lambda one: (micros(one.time), one.id))),
+            rewards=tuple(sorted(record.rewards, key=lambda one: (one.version, one.revision, one.id))),
         )
 
     def page(self, where: Where, *, version: int, after: str | None = None, limit: int = 100) -> Page:
-        summaries = [told.summary(version) for told in self._found(where, version)]
+        summaries = [record.summary(version) for record in self._found(where, version)]
         if after is not None:
             last = read_cursor(after)
             summaries = [summary for summary in summaries if (micros(summary.time), summary.id) < last]
         return page_of(summaries[::-1][: checked_limit(limit) + 1], limit)
 
     def scan(self, where: Where, *, version: int) -> Iterator[Row]:
-        return iter([Row(told.summary(version), told.body) for told in self._found(where, version)])
+        return iter([Row(record.summary(version), record.body) for record in self._found(where, version)])
 
     def stats(self, where: Where, *, version: int) -> Stats:
         found = self._found(where, version)
-        times = [micros(told.trajectory.time) for told in found]
+        times = [micros(record.trajectory.time) for record in found]
         return stats_of(
-            [told.cell(version) for told in found],
-            users=len({told.trajectory.user for told in found} - {None}),
+            [record.cell(version) for record in found],
+            users=len({record.trajectory.user for record in found} - {None}),
             first=min(times, default=None),
             last=max(times, default=None),
         )
 
     def forget(self, user: str) -> list[str]:
         with self._open():
-            erased = {told.trajectory.id for told in self._told() if told.trajectory.user == user}
+            erased = {record.trajectory.id for record in self._records() if record.trajectory.user == user}
             feedback = [event for event, _ in self._events.values() if isinstance(event, Feedback)]
-            said = {(Feedback, event.id) for event in feedback if event.user == user}
-            self._forgotten |= said | {(Trajectory, identity) for identity in erased}
+            own = {(Feedback, event.id) for event in feedback if event.user == user}
+            self._forgotten |= own | {(Trajectory, identity) for identity in erased}
             self._remove(erased)
-            for place in said & set(self._events):
+            for place in own & set(self._events):
                 del self._events[place]
         return sorted(erased)
 
@@ -112,9 +115,9 @@ class MemoryStore:
     def expire(self, before: datetime) -> int:
         limit = micros(before)
         with self._open():
-            known = {told.trajectory.id: micros(told.trajectory.time) for told in self._told()}
+            known = {record.trajectory.id: micros(record.trajectory.time) for record in self._records()}
             old = {identity for identity, us in known.items() if us < limit}
-            # So is what was said of trajectories that are long gone or never came.
+            # Feedback expires too if its trajectory has expired or never arrived.
             events = [event for event, _ in self._events.values()]
             orphans = {_trajectory_of(event) for event in events if micros(event.time) < limit} - set(known)
             self._remove(old)
@@ -148,13 +151,13 @@ class MemoryStore:
             raise StoreError("the store in memory is closed: make another")
         return self._turn
 
-    def _found(self, where: Where, version: int) -> list[_Told]:
-        """Oldest first."""
+    def _found(self, where: Where, version: int) -> list[_Record]:
+        """Matching records, oldest first."""
         with self._open():
-            found = [told for told in self._told() if told.holds(where, version)]
-        return sorted(found, key=lambda told: (micros(told.trajectory.time), told.trajectory.id))
+            found = [record for record in self._records() if record.holds(where, version)]
+        return sorted(found, key=lambda record: (micros(record.trajectory.time), record.trajectory.id))
 
-    def _told(self) -> Iterator[_Told]:
+    def _records(self) -> Iterator[_Record]:
         feedback: dict[str, list[Feedback]] = {}
         rewards: dict[str, list[Reward]] = {}
         for event, _ in self._events.values():
@@ -164,7 +167,7 @@ class MemoryStore:
                 rewards.setdefault(event.trajectory_id, []).append(event)
         for event, body in self._events.values():
             if isinstance(event, Trajectory):
-                yield _Told(event, body, feedback.get(event.id, []), rewards.get(event.id, []))
+                yield _Record(event, body, feedback.get(event.id, []), rewards.get(event.id, []))
 
     def _remove(self, trajectories: set[str]) -> None:
         gone = [place for place, (event, _) in self._events.items() if _trajectory_of(event) in trajectories]
@@ -172,8 +175,8 @@ class MemoryStore:
             del self._events[place]
 
 
-class _Told(NamedTuple):
-    """A trajectory and all that was said of it."""
+class _Record(NamedTuple):
+    """A trajectory with its feedback and rewards."""
 
     trajectory: Trajectory
     body: bytes
@@ -185,14 +188,14 @@ class _Told(NamedTuple):
         return max(under, key=lambda reward: (reward.revision, reward.id), default=None)
 
     def summary(self, version: int) -> Summary:
-        said = spoken([*self.trajectory.feedback, *self.feedback])
-        return summary_of(self.trajectory, len(self.body), reward=self.reward(version), feedback=said.mean)
+        totals = rating_totals([*self.trajectory.feedback, *self.feedback])
+        return summary_of(self.trajectory, len(self.body), reward=self.reward(version), feedback=totals.mean)
 
     def holds(self, where: Where, version: int) -> bool:
         summary, reward = self.trajectory, self.reward(version)
         total, confidence = (reward.total, reward.confidence) if reward else (None, None)
         time = micros(summary.time)
-        said = spoken([*self.trajectory.feedback, *self.feedback]).said > 0
+        rated = rating_totals([*self.trajectory.feedback, *self.feedback]).ratings > 0
         return (
             all(getattr(summary, name) == value for name, value in conditions(where).items())
             and (where.outcome is None or summary.outcome.success is OUTCOMES[where.outcome])
@@ -201,7 +204,7 @@ class _Told(NamedTuple):
             and (where.min_reward is None or (total is not None and total >= where.min_reward))
             and (where.max_reward is None or (total is not None and total <= where.max_reward))
             and (where.min_confidence is None or (confidence is not None and confidence >= where.min_confidence))
-            and (where.feedback is None or where.feedback is said)
+            and (where.feedback is None or where.feedback is rated)
         )
 
     def cell(self, version: int) -> Cell:
@@ -214,7 +217,7 @@ class _Told(NamedTuple):
             number=1,
             decisions=summary.decisions,
             turns=summary.turns,
-            said=spoken([*self.trajectory.feedback, *self.feedback]).said,
+            ratings=rating_totals([*self.trajectory.feedback, *self.feedback]).ratings,
             rewards=len(self.rewards),
             bytes=summary.size,
             cost_usd=summary.cost_usd or 0.0,

@@ -1,9 +1,10 @@
-"""An event bus in this process's memory, for tests and notebooks: it ends with the process."""
+"""An event bus in memory, for tests and notebooks: it lasts until the process ends."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, islice, takewhile
@@ -13,28 +14,32 @@ from msgspec.structs import replace
 
 from etude.contracts.bus import DeadLetter, Delivery, Message
 from etude.contracts.errors import BusError
-from etude.contracts.subjects import DEAD_LETTERS, STREAMS, stream_of
+from etude.contracts.subjects import DEAD_LETTERS, STORED_FIRST, STREAMS, stream_of
 
 ACK_WAIT_S = 30.0
 MAX_DELIVERIES = 6
 BACKOFF_S = (1.0, 5.0, 30.0, 120.0, 600.0)
-"""Seconds after the first, second, … attempt; the last holds for all that follow."""
+"""Seconds of back-off after the first, second, … attempt; the last applies to all further ones."""
 DAY_S = 86_400.0
 REMEMBERED_S = 7 * DAY_S
-"""How long an id is known, so that the message is dropped when it comes again."""
+"""Seconds for which ids are remembered to drop duplicates."""
+
+WARN_S = 3600.0
+
+log = logging.getLogger("etude")
 
 
 @dataclass(kw_only=True)
 class _Given:
-    """A message that a group was given and has not acknowledged."""
+    """A message that was delivered to a group and is not acknowledged."""
 
     attempt: int
-    due: float  # when it is given again
+    due: float  # time of redelivery
 
 
 @dataclass(kw_only=True)
 class _Group:
-    cursor: int = 0  # the last number it was given
+    cursor: int = 0  # number of the last delivered message
     given: dict[int, _Given] = field(default_factory=dict)
 
 
@@ -45,7 +50,7 @@ class _Kept:
 
 
 class MemoryBus:
-    """An EventBus whose messages live as long as it does."""
+    """An in-memory EventBus."""
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class MemoryBus:
         self._seen: dict[tuple[str, str], float] = {}
         self._dead: dict[int, DeadLetter] = {}
         self._changed = Condition()
-        self._closed = False
+        self._waiting, self._closed = WaitingLog("the bus in memory"), False
 
     def publish(self, messages: Sequence[Message]) -> None:
         streams = [stream_of(message.subject) for message in messages]
@@ -87,7 +92,7 @@ class MemoryBus:
                 left = deadline - time.monotonic()
                 if found or left <= 0:
                     return found
-                self._changed.wait(min(left, 0.01))  # what was given becomes due without anybody telling
+                self._changed.wait(min(left, 0.01))  # redeliveries become due by the clock
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         with self._changed:
@@ -95,16 +100,16 @@ class MemoryBus:
             for delivery in deliveries:
                 self._done(delivery)
 
-    def retry(self, delivery: Delivery, *, reason: str, delay_s: float | None = None) -> None:
-        if delivery.attempt >= self._max_deliveries:
-            self.bury(delivery, reason=reason)
-            return
-        stream, group, number = delivery.handle
+    def renew(self, deliveries: Sequence[Delivery]) -> None:
         with self._changed:
-            self._check_open()
-            given = self._groups[stream][group].given.get(number)
-            if given is not None and given.attempt == delivery.attempt:
-                given.due = self._clock() + (backoff(self._backoff_s, given.attempt) if delay_s is None else delay_s)
+            for given in self._given(deliveries):
+                given.due = self._clock() + self._ack_wait_s + backoff(self._backoff_s, given.attempt)
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        with self._changed:
+            for given in self._given(deliveries):
+                given.attempt, given.due = given.attempt - 1, self._clock()
+            self._changed.notify_all()
 
     def bury(self, delivery: Delivery, *, reason: str) -> None:
         with self._changed:
@@ -170,6 +175,17 @@ class MemoryBus:
             found.append(Delivery(message=kept[number].message, attempt=1, handle=(stream, group, number)))
         return found
 
+    def _given(self, deliveries: Sequence[Delivery]) -> list[_Given]:
+        """Deliveries that no other consumer has received meanwhile."""
+        self._check_open()
+        found = []
+        for delivery in deliveries:
+            stream, group, number = delivery.handle
+            given = self._groups[stream][group].given.get(number)
+            if given is not None and given.attempt == delivery.attempt:
+                found.append(given)
+        return found
+
     def _bury(self, delivery: Delivery, reason: str) -> None:
         if self._done(delivery):
             number = next(self._dead_numbers)
@@ -179,7 +195,7 @@ class MemoryBus:
             )
 
     def _done(self, delivery: Delivery) -> bool:
-        """Whether the group still had it."""
+        """Remove a delivery; return whether the group still had it."""
         stream, group, number = delivery.handle
         had = self._groups[stream][group].given.pop(number, None) is not None
         if all(g.cursor >= number and number not in g.given for g in self._groups[stream].values()):
@@ -187,9 +203,14 @@ class MemoryBus:
         return had
 
     def _expire(self, stream: str) -> None:
+        """Remove old messages if they may expire, else warn: every message here is unacknowledged."""
         oldest = self._clock() - STREAMS[stream] * DAY_S
-        for number, _ in list(takewhile(lambda item: item[1].time < oldest, self._kept[stream].items())):
-            self._remove(stream, number)
+        old = list(takewhile(lambda item: item[1].time < oldest, self._kept[stream].items()))
+        if old and may_expire(stream, self._groups[stream]):
+            for number, _ in old:
+                self._remove(stream, number)
+        elif old:
+            self._waiting.warn(stream, len(old), self._clock() - old[0][1].time, self._groups[stream])
 
     def _remove(self, stream: str, number: int) -> None:
         del self._kept[stream][number]
@@ -201,6 +222,27 @@ class MemoryBus:
             raise BusError("the bus is closed: make another one")
 
 
+class WaitingLog:
+    """Warns about messages that are unacknowledged beyond their stream's retention, once per hour and stream."""
+
+    def __init__(self, place: str) -> None:
+        self._place, self._warned = place, dict[str, float]()
+
+    def warn(self, stream: str, count: int, age_s: float, groups: Iterable[str]) -> None:
+        if time.monotonic() - self._warned.get(stream, float("-inf")) >= WARN_S:
+            self._warned[stream] = time.monotonic()
+            log.warning(
+                "%s: %d events of %s have not been acknowledged by %s, the oldest for %.0f days: they are kept until "
+                "they are",
+                *(self._place, count, stream, " and ".join(sorted(groups)) or "any consumer", age_s / DAY_S),
+            )
+
+
+def may_expire(stream: str, groups: Collection[str]) -> bool:
+    """Whether unacknowledged messages of a stream expire."""
+    return stream in STORED_FIRST and not groups
+
+
 def check_stream(stream: str) -> None:
     streams = [name for name in STREAMS if name != DEAD_LETTERS]
     if stream not in streams:
@@ -208,7 +250,7 @@ def check_stream(stream: str) -> None:
 
 
 def backoff(backoff_s: Sequence[float], attempt: int) -> float:
-    """Seconds to wait after an attempt, which count from 1."""
+    """Seconds to wait after an attempt; attempts count from 1."""
     return backoff_s[min(attempt, len(backoff_s)) - 1] if backoff_s else 0.0
 
 

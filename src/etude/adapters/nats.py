@@ -1,4 +1,4 @@
-"""An event bus on NATS JetStream: messages to durable streams, and from them to groups of consumers on any machine."""
+"""An event bus on NATS JetStream: durable streams, read by groups of consumers on any machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import aclosing, suppress
+from datetime import UTC, datetime
 from itertools import count, groupby
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from etude.adapters.memory_bus import ACK_WAIT_S, BACKOFF_S, DAY_S, MAX_DELIVERIES, backoff, check_stream, exhausted
+from etude.adapters.memory_bus import (
+    ACK_WAIT_S,
+    BACKOFF_S,
+    DAY_S,
+    MAX_DELIVERIES,
+    WaitingLog,
+    check_stream,
+    exhausted,
+    may_expire,
+)
 from etude.contracts.bus import DeadLetter, Delivery, Message
 from etude.contracts.errors import BusError, MissingExtraError, RefusedError
+from etude.contracts.services import mask_url
 from etude.contracts.subjects import DEAD_LETTERS, STREAMS, TOPICS, stream_of
 
 if TYPE_CHECKING:
@@ -29,26 +40,30 @@ T = TypeVar("T")
 DEAD_PREFIX = "agent.rl.dead."
 MSG_ID, ID, REASON, ATTEMPTS = "Nats-Msg-Id", "Etude-Id", "Etude-Reason", "Etude-Attempts"
 HEADROOM = 4096
-"""Bytes that a payload leaves to its headers, those of a dead letter included."""
-LONGEST_REASON = 2000
-"""Bytes as they are sent."""
+"""Bytes reserved for headers, those of a dead letter included."""
+MAX_REASON_BYTES = 2000
+"""Maximum size of a reason in bytes, as sent."""
 WINDOW, WINDOW_BYTES = 256, 4 << 20
-"""Requests that are under way at once."""
+"""Maximum number and size of concurrent requests."""
 ATOMIC_SINCE, ATOMIC_FROM = (2, 12), 4
-"""The server that takes several messages as one, and how many are worth it."""
+"""First server version with atomic batches, and the minimum batch size that pays off."""
 BATCH_BYTES = 32 << 20
-"""Of the messages that the server sends in answer to one pull."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
-"""Between two tries to connect."""
+"""Maximum size of the messages in answer to one pull."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
+"""Seconds between attempts to connect."""
+TIDY_S = 600.0
+"""Seconds between clean-ups of messages beyond their stream's retention."""
 SIZE_EXCEEDED, NO_MESSAGE = 10054, 10037
-"""JetStream's codes of errors: larger than the stream takes; no message with that number."""
+"""Error codes of JetStream: message too large for the stream; no message with that number."""
 
 
 class NatsBus:
     """An EventBus on a NATS server or cluster (`url`, several with commas) that has JetStream.
 
-    It connects in the background, and again for ever when the connection breaks. A message that is sent again within
-    `duplicates_s` is dropped by the server, which holds the ids of that time in memory; consumers know longer.
+    It connects in the background, and reconnects for ever. The server drops a message that is sent again within
+    `duplicates_s`, whose ids it holds in memory; stores drop duplicates at any time. Published messages survive the
+    death of the server process; they survive a power cut only if the server has `sync_interval: always` in the
+    `jetstream` section of its configuration.
     """
 
     def __init__(
@@ -62,18 +77,20 @@ class NatsBus:
         timeout_s: float = 5.0,
         duplicates_s: float = 3600.0,
         replicas: int | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`replicas` are the servers of a cluster that hold each message; as an operator set it where it is None."""
+        """`replicas` is the number of servers that hold each message; None keeps an operator's setting."""
         try:
             import nats  # noqa: F401
         except ModuleNotFoundError as error:
             raise MissingExtraError(needs="nats", extra="scale") from error
-        self._servers, self._name, self._timeout_s = [part.strip() for part in url.split(",")], name, timeout_s
+        self._url, self._name, self._timeout_s = url, name, timeout_s
         self._ack_wait_s, self._max_deliveries, self._backoff_s = ack_wait_s, max_deliveries, tuple(backoff_s)
-        self._duplicates_s, self._replicas = duplicates_s, replicas
+        self._duplicates_s, self._replicas, self._clock = duplicates_s, replicas, clock
         self._link: _Link | None = None
         self._trouble: BaseException | None = None
         self._closing, self._closed = Lock(), False
+        self._next_tidy, self._waiting = 0.0, WaitingLog(f"NATS at {self._hosts()}")
         self._loop = asyncio.new_event_loop()
         self._linked = asyncio.Event()
         self._thread = Thread(target=self._loop.run_forever, name=f"{name}-nats", daemon=True)
@@ -81,7 +98,7 @@ class NatsBus:
         asyncio.run_coroutine_threadsafe(self._keep_connected(), self._loop)
 
     def publish(self, messages: Sequence[Message]) -> None:
-        """RefusedError where one is larger than the server takes: then none was sent. An empty one tries the bus."""
+        """RefusedError if a message is too large for the server: then none is sent. An empty sequence tests the bus."""
         for message in messages:
             stream_of(message.subject)
         self._call(self._publish, messages)
@@ -94,13 +111,11 @@ class NatsBus:
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         self._call(_tell, [_Request(delivery.handle.reply, b"+ACK") for delivery in deliveries])
 
-    def retry(self, delivery: Delivery, *, reason: str, delay_s: float | None = None) -> None:
-        if delivery.attempt >= self._max_deliveries:
-            self.bury(delivery, reason=reason)
-            return
-        delay = backoff(self._backoff_s, delivery.attempt) if delay_s is None else delay_s
-        nak = b'-NAK {"delay": %d}' % (delay * 1e9) if delay > 0 else b"-NAK"
-        self._call(_tell, [_Request(delivery.handle.reply, nak)])
+    def renew(self, deliveries: Sequence[Delivery]) -> None:
+        self._call(_tell, [_Request(delivery.handle.reply, b"+WPI") for delivery in deliveries])
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        self._call(_tell, [_Request(delivery.handle.reply, b"-NAK") for delivery in deliveries])
 
     def bury(self, delivery: Delivery, *, reason: str) -> None:
         self._call(_bury, delivery, reason)
@@ -117,7 +132,7 @@ class NatsBus:
         return self._call(_pending, stream, group)
 
     def erase(self, match: Callable[[Message], bool]) -> int:
-        """The server overwrites what it removes. `match` is called from the bus's thread: it must not use the bus."""
+        """Overwrite and remove matching messages. `match` runs in the bus's thread: it must not use the bus."""
         return self._call(_erase_all, match)
 
     def close(self) -> None:
@@ -144,6 +159,7 @@ class NatsBus:
                     await _send(link, window)
 
     async def _pull(self, link: _Link, stream: str, group: str, limit: int, timeout_s: float) -> list[Delivery]:
+        await self._tidy_now_and_then(link)
         await link.ensure_consumer(stream, self._consumer(group))
         deadline = time.monotonic() + timeout_s
         while True:
@@ -161,8 +177,19 @@ class NatsBus:
             if good or time.monotonic() >= deadline:
                 return good
 
+    async def _tidy_now_and_then(self, link: _Link) -> None:
+        """Remove old acknowledged messages regularly; the server's own expiry ignores acknowledgements."""
+        if time.monotonic() < self._next_tidy:
+            return
+        self._next_tidy = time.monotonic() + TIDY_S
+        for stream in (stream for stream in STREAMS if stream != DEAD_LETTERS):
+            before = self._clock() - STREAMS[stream] * DAY_S
+            waiting = await _expire(link, stream, datetime.fromtimestamp(before, UTC))
+            if waiting is not None:
+                self._waiting.warn(stream, waiting.messages, self._clock() - waiting.since, waiting.groups)
+
     def _consumer(self, group: str) -> ConsumerConfig:
-        """Given again for ever: we bury what was given too often, the server would only fall silent about it."""
+        """A consumer without a delivery limit: we bury messages ourselves, the server would drop them silently."""
         from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
         waits = [self._ack_wait_s + wait for wait in self._backoff_s]
@@ -174,11 +201,11 @@ class NatsBus:
             ack_wait=waits[0] if waits else self._ack_wait_s,
             backoff=waits or None,
             max_deliver=-1,
-            max_ack_pending=-1,  # what waits for its next attempt must not keep others from their first
+            max_ack_pending=-1,  # messages that wait for a retry must not block new ones
         )
 
     def _call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Let the loop do it, and wait."""
+        """Run a coroutine in the bus's loop and wait for its result."""
         if self._closed:
             raise BusError(f"NATS at {self._hosts()}: the bus is closed: make another one")
         future = asyncio.run_coroutine_threadsafe(self._do(work, *args), self._loop)
@@ -201,7 +228,7 @@ class NatsBus:
             return await work(link, *args)
         except NoRespondersError as error:
             if link is not None:
-                await link.close()  # a stream or consumer has gone: connecting makes them anew
+                await link.close()  # a stream or consumer was deleted: connecting creates them again
             raise self._away("JetStream does not answer for a stream", error) from error
         except TimeoutError as error:
             raise self._away(f"no answer within {self._timeout_s:g} s", self._trouble) from error
@@ -209,19 +236,19 @@ class NatsBus:
             raise self._away("it failed", error) from error
 
     def _away(self, what: str, error: BaseException | None) -> BusError:
-        why = f" ({error})" if error is not None and str(error) else ""
+        # An error about a URL may quote a part of its password.
+        why = f" ({error})" if error is not None and str(error) and not isinstance(error, ValueError) else ""
         return BusError(f"NATS at {self._hosts()}: {what}{why}: check that it runs with JetStream, and do it again")
 
     def _hosts(self) -> str:
-        """Without passwords."""
-        return ", ".join((urlsplit(server).netloc or server).rpartition("@")[2] for server in self._servers)
+        return ", ".join(part.rpartition("://")[2] for part in mask_url(self._url).rpartition("@")[2].split(","))
 
     async def _keep_connected(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             link = _Link(timeout_s=self._timeout_s)
             try:
-                await link.open(self._servers, self._name)
+                await link.open([part.strip() for part in self._url.split(",")], self._name)
                 await self._ensure_streams(link)
                 self._link, self._trouble, pause_s = link, None, FIRST_PAUSE_S
                 self._linked.set()
@@ -233,10 +260,10 @@ class NatsBus:
                 self._linked.clear()
                 await link.close()
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _ensure_streams(self, link: _Link) -> None:
-        """What an operator set besides stays as it is."""
+        """Create the streams, or update ours; an operator's other settings stay."""
         from nats.js.api import RetentionPolicy, StorageType, StreamConfig
         from nats.js.errors import NotFoundError
 
@@ -244,7 +271,9 @@ class NatsBus:
         for name, days in STREAMS.items():
             ours: dict[str, Any] = {
                 "subjects": _subjects(name),
-                "max_age": days * DAY_S,
+                "max_age": days * DAY_S
+                if name == DEAD_LETTERS
+                else 0.0,  # in other streams only acknowledged messages are removed
                 "duplicate_window": min(self._duplicates_s, days * DAY_S),
             }
             if self._replicas is not None:
@@ -272,7 +301,15 @@ class _Request(NamedTuple):
     subject: str
     payload: bytes = b""
     headers: dict[str, str] | None = None
-    quiet: bool = False  # nobody waits for an answer
+    quiet: bool = False  # no answer is expected
+
+
+class _Waiting(NamedTuple):
+    """Messages beyond their stream's retention that not every group has acknowledged."""
+
+    messages: int
+    since: float  # when the oldest was published
+    groups: list[str]
 
 
 class _Handle(NamedTuple):
@@ -296,7 +333,7 @@ class _Link:
         self.trouble: Exception | None = None
         self._timeout_s = timeout_s
         self.atomic: set[str] = set()
-        """Streams that take several messages as one."""
+        """Streams with atomic batches."""
         self._consumers: set[tuple[str, str | None]] = set()
         self._tokens = count()
         self._inbox = ""
@@ -306,7 +343,7 @@ class _Link:
         await self.client.connect(
             servers,
             name=name,
-            allow_reconnect=False,  # the bus does, with a new link: nothing of the old one is left to be sent
+            allow_reconnect=False,  # the bus reconnects with a new link, without pending data of the old one
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             connect_timeout=max(1, int(self._timeout_s)),
@@ -318,12 +355,12 @@ class _Link:
         await self.client.subscribe(f"{self._inbox}.*", cb=self._on_answer, pending_msgs_limit=0, pending_bytes_limit=0)
 
     async def close(self) -> None:
-        with suppress(Exception):  # of a connection that never stood, too
+        with suppress(Exception):  # also for a connection that never succeeded
             await self.client.close()
         await self._on_closed()
 
     async def ask(self, requests: Sequence[_Request]) -> list[Msg]:
-        """The answers, in the order of the requests, many of which are under way at once."""
+        """The answers in the order of the requests, which are sent concurrently."""
         return [answer for window in _windows(requests) for answer in await self._ask(window)]
 
     async def ensure_consumer(self, stream: str, config: ConsumerConfig) -> None:
@@ -332,7 +369,7 @@ class _Link:
             self._consumers.add((stream, config.name))
 
     async def fetch(self, stream: str, consumer: str, limit: int, *, wait_s: float = 0.0) -> list[Msg]:
-        """What there is, up to a limit; where there is nothing, what comes until the wait is over."""
+        """Available messages up to a limit; if there are none, those that come before the timeout."""
         inbox = self.client.new_inbox()
         found: list[Msg] = []
         over: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
@@ -361,7 +398,7 @@ class _Link:
                 _check_answers([last])
         finally:
             self._waiting.pop(inbox, None)
-            with suppress(Exception):  # of a connection that broke
+            with suppress(Exception):  # the connection may be broken
                 await subscription.unsubscribe()
         return found
 
@@ -391,7 +428,7 @@ class _Link:
         self.trouble = error
 
     async def _on_closed(self) -> None:
-        """Nobody waits for what cannot come."""
+        """Fail all requests that wait for an answer."""
         self.lost.set()
         for future in self._waiting.values():
             if not future.done():
@@ -403,7 +440,7 @@ async def _tell(link: _Link, requests: Sequence[_Request]) -> None:
 
 
 async def _send(link: _Link, requests: Sequence[_Request]) -> None:
-    """Publish; when it returns the server has said of each that it is stored."""
+    """Publish messages and wait until the server has confirmed that each is stored."""
     for request, answer in zip(requests, await link.ask(requests), strict=True):
         error = json.loads(answer.data).get("error")
         if error is not None:
@@ -412,7 +449,7 @@ async def _send(link: _Link, requests: Sequence[_Request]) -> None:
 
 
 async def _send_at_once(link: _Link, requests: Sequence[_Request]) -> bool:
-    """Publish a window as one: the server waits for its disk once. Where one is a duplicate none is stored: False."""
+    """Publish a window as one atomic batch, with one disk sync. False if one is a duplicate: then none is stored."""
     batch, last = link.client.new_inbox().rpartition(".")[2], len(requests)
     parts = []
     for number, request in enumerate(requests, start=1):
@@ -424,12 +461,12 @@ async def _send_at_once(link: _Link, requests: Sequence[_Request]) -> bool:
 
 
 async def _bury(link: _Link, delivery: Delivery, reason: str, *, attempts: int | None = None) -> None:
-    """First kept as a dead letter, then ended: who dies in between leaves it to be given again."""
+    """Store a dead letter, then end the message: if the process dies in between, it is redelivered."""
     message, handle = delivery.message, delivery.handle
     headers = {
         MSG_ID: f"dead:{handle.stream}:{handle.group}:{handle.number}",
         ID: _quoted(message.id),
-        REASON: _quoted(reason)[:LONGEST_REASON],
+        REASON: _quoted(reason)[:MAX_REASON_BYTES],
         ATTEMPTS: str(attempts or delivery.attempt),
     }
     await _send(link, [_Request(DEAD_PREFIX + message.subject, message.body, headers)])
@@ -447,7 +484,7 @@ async def _dead_letters(link: _Link, after: int, limit: int) -> list[DeadLetter]
 
 
 async def _replay(link: _Link, numbers: Sequence[int]) -> int:
-    """Sent anew first: who dies in between leaves a dead letter that is not sent twice."""
+    """Publish dead letters, then remove them: if the process dies in between, duplicates are dropped."""
     from nats.js.errors import NotFoundError
 
     done = 0
@@ -472,8 +509,33 @@ async def _pending(link: _Link, stream: str, group: str) -> int:
     return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
 
+async def _expire(link: _Link, stream: str, before: datetime) -> _Waiting | None:
+    """Remove older messages that every group has acknowledged; return those that still wait."""
+    oldest = await _first(link, stream, 0)
+    if oldest is None or oldest.metadata.timestamp >= before:
+        return None
+    state, since = (await link.jetstream.stream_info(stream)).state, await _first(link, stream, before)
+    newer = state.last_seq + 1 if since is None else since.metadata.sequence.stream
+    consumers = await link.jetstream.consumers_info(stream)
+    floors = {c.name: c.ack_floor.stream_seq for c in consumers if c.config.ack_policy == "explicit" and c.ack_floor}
+    acknowledged = state.last_seq if may_expire(stream, floors) else min(floors.values(), default=0)
+    end = min(newer, acknowledged + 1)
+    if end > state.first_seq:
+        await link.jetstream.purge_stream(stream, seq=end)
+    late = newer - max(end, state.first_seq)
+    slow = [name for name, floor in floors.items() if floor < newer - 1]
+    return _Waiting(late, oldest.metadata.timestamp.timestamp(), slow) if late > 0 else None
+
+
+async def _first(link: _Link, stream: str, after: int | datetime) -> Msg | None:
+    async with aclosing(_scan(link, stream, after, limit=1)) as batches:
+        async for batch in batches:
+            return batch[0]
+    return None
+
+
 async def _erase_all(link: _Link, match: Callable[[Message], bool]) -> int:
-    """Streams twice: a dead letter may be replayed while this goes on."""
+    """Erase in all streams; twice, since a dead letter may be replayed meanwhile."""
     others = [stream for stream in STREAMS if stream != DEAD_LETTERS]
     done, last = 0, dict.fromkeys(STREAMS, 0)
     for stream in (*others, DEAD_LETTERS, *others):
@@ -485,14 +547,17 @@ async def _erase_all(link: _Link, match: Callable[[Message], bool]) -> int:
     return done
 
 
-async def _scan(link: _Link, stream: str, after: int, *, limit: int = 1000) -> AsyncGenerator[list[Msg], None]:
-    """All messages above a number, in batches."""
+async def _scan(
+    link: _Link, stream: str, after: int | datetime, *, limit: int = 1000
+) -> AsyncGenerator[list[Msg], None]:
+    """All messages above a number or since a time, in batches."""
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
     config = ConsumerConfig(
         name=f"scan-{link.client.new_inbox().rpartition('.')[2]}",
-        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=after + 1,
+        deliver_policy=DeliverPolicy.BY_START_TIME if isinstance(after, datetime) else DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=None if isinstance(after, datetime) else after + 1,
+        opt_start_time=after if isinstance(after, datetime) else None,
         ack_policy=AckPolicy.NONE,
         mem_storage=True,
         inactive_threshold=60,
@@ -505,12 +570,12 @@ async def _scan(link: _Link, stream: str, after: int, *, limit: int = 1000) -> A
             if batch[-1].metadata.num_pending == 0:
                 break
     finally:
-        with suppress(Exception):  # it ends by itself when nobody reads
+        with suppress(Exception):  # the server removes it when it is not read
             await link.jetstream.delete_consumer(stream, config.name)
 
 
 async def _delete(link: _Link, stream: str, numbers: Sequence[int]) -> int:
-    """Overwritten, not only marked; how many were still there."""
+    """Overwrite and delete messages; return how many existed."""
     subject = f"$JS.API.STREAM.MSG.DELETE.{stream}"
     done = 0
     for answer in await link.ask([_Request(subject, json.dumps({"seq": number}).encode()) for number in numbers]):
@@ -527,7 +592,7 @@ def _headers(message: Message) -> dict[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """As a header can say it."""
+    """The text, encoded for a header."""
     return quote(text, safe=":@+,/'()", errors="replace")
 
 
@@ -549,7 +614,7 @@ def _dead_letter(found: Msg) -> DeadLetter:
 
 
 def _message(found: Msg) -> Message:
-    """Others than Etude may publish, too: without our header the server's id is taken, or the number."""
+    """The message; one without our header, from another program, gets the server's id or its number."""
     headers, subject = found.headers or {}, found.subject.removeprefix(DEAD_PREFIX)
     sent = headers.get(MSG_ID, "").removeprefix(f"{subject}:") or str(found.metadata.sequence.stream)
     return Message(id=unquote(headers[ID]) if ID in headers else sent, subject=subject, body=found.data)
@@ -567,7 +632,7 @@ def _check_answers(answers: Sequence[Msg | None]) -> list[Msg]:
 
 
 def _status(message: Msg) -> str | None:
-    """Of a message that the server itself made: it has a status and nothing else."""
+    """The status of a message from the server itself; None for any other."""
     return (message.headers or {}).get("Status") if not message.data else None
 
 
@@ -585,7 +650,7 @@ def _windows(requests: Sequence[_Request]) -> Iterator[list[_Request]]:
 
 
 def _subjects(stream: str) -> list[str]:
-    """Every version of them."""
+    """Subjects of a stream, of every version."""
     if stream == DEAD_LETTERS:
         return [DEAD_PREFIX + ">"]
     families = dict.fromkeys(topic.subject.rpartition(".")[0] for topic in TOPICS if topic.stream == stream)

@@ -1,8 +1,7 @@
-"""Blobs in a folder, or in a bucket that speaks S3."""
+"""Blob stores: a folder, or an S3-compatible bucket."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +13,17 @@ from uuid import uuid4
 
 from etude.contracts.blobs import BlobStore
 from etude.contracts.errors import ConfigError, MissingExtraError, StoreError
+from etude.contracts.services import mask_url
+from etude.contracts.suggestions import did_you_mean
+from etude.files.durable import make_folder, sync_folder, write_file
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PIECE = 1 << 20
-"""Bytes of a piece of a stream."""
+"""Size of a piece of a stream, in bytes."""
 OPTIONS = ("endpoint", "region")
-"""What may stand behind the ? of a bucket's URL."""
+"""Query parameters of a bucket's URL."""
 
 
 def open_blobs(url: str | Path, under: str = "") -> BlobStore:
@@ -33,12 +35,14 @@ def open_blobs(url: str | Path, under: str = "") -> BlobStore:
     if scheme == "s3":
         return _open_bucket(str(url), under)
     if scheme not in ("", "file"):
-        raise ConfigError(f"{str(url)!r}: blobs live in a folder or in s3://bucket/prefix, not in {scheme}://")
+        raise ConfigError(
+            f"{mask_url(str(url))!r}: blobs live in a folder or in s3://bucket/prefix, not in {scheme}://"
+        )
     return FolderBlobs(Path(urlsplit(str(url)).path if scheme else url) / under)
 
 
 class FolderBlobs:
-    """Every blob is a file; names that begin with a dot are drafts, which nobody reads."""
+    """A blob store in a folder: a blob is a file that only its owner may read; names with a leading dot are drafts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -52,10 +56,10 @@ class FolderBlobs:
         with self._named(key):
             if not replace and path.exists():
                 return False
-            self._make(path.parent)
+            make_folder(path.parent)
             draft = path.with_name(f".{uuid4().hex}.draft")
             try:
-                _write(draft, data)
+                write_file(draft, data)
                 return self._publish(draft, path, replace)
             finally:
                 draft.unlink(missing_ok=True)
@@ -86,29 +90,21 @@ class FolderBlobs:
                 path.unlink()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 return False
-            _sync(path.parent)
+            sync_folder(path.parent)
         return True
 
     def _path(self, key: str) -> Path:
         return self.folder / checked_key(key)
-
-    def _make(self, folder: Path) -> None:
-        """Its name must outlive a failure of the machine, as those of the folders above."""
-        if not folder.is_dir():
-            if folder != self.folder:
-                self._make(folder.parent)
-            folder.mkdir(parents=True, exist_ok=True)
-            _sync(folder.parent)
 
     def _publish(self, draft: Path, path: Path, replace: bool) -> bool:
         if replace:
             os.replace(draft, path)
         else:
             try:
-                os.link(draft, path)  # unlike a rename, it fails where the name is taken
+                os.link(draft, path)  # unlike a rename, it fails if the name exists
             except FileExistsError:
                 return False
-        _sync(path.parent)
+        sync_folder(path.parent)
         return True
 
     @contextmanager
@@ -123,7 +119,7 @@ class FolderBlobs:
 
 
 class ObjectBlobs:
-    """Every blob is an object of a bucket."""
+    """A blob store in a bucket."""
 
     def __init__(self, bucket: S3Store, *, url: str) -> None:
         self._bucket, self._url = bucket, url
@@ -161,7 +157,7 @@ class ObjectBlobs:
     def keys(self, prefix: str = "") -> list[str]:
         import obstore
 
-        folder = prefix.rpartition("/")[0]  # a bucket lists by whole names of folders
+        folder = prefix.rpartition("/")[0]  # a bucket lists by whole folder names
         with self._named(prefix):
             pages = obstore.list(self._bucket, folder or None)
             return sorted(entry["path"] for page in pages for entry in page if entry["path"].startswith(prefix))
@@ -184,15 +180,15 @@ class ObjectBlobs:
         try:
             yield
         except (BaseError, OSError) as error:
-            told = str(error).partition("\n\nDebug source")[0]
+            message = str(error).partition("\n\nDebug source")[0]
             raise StoreError(
-                f"{self.url}: {key!r}: {told}: make sure that the bucket is there, its address right, and the "
+                f"{self.url}: {key!r}: {message}: make sure that the bucket is there, its address right, and the "
                 "credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY may read and write it"
             ) from error
 
 
 def checked_key(key: str) -> str:
-    """StoreError where it could lead out of the store, or to a draft."""
+    """The key; StoreError if it could lead out of the store, or to a draft."""
     parts = PurePosixPath(key).parts
     if "/".join(parts) != key or not key or any(part.startswith((".", "/")) for part in parts) or "\0" in key:
         raise StoreError(f"key {key!r}: expected names separated by slashes, none of which begins with a dot")
@@ -207,19 +203,18 @@ def _open_bucket(url: str, under: str) -> ObjectBlobs:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if not parts.netloc:
-        raise ConfigError(f"{url!r}: names no bucket: expected s3://bucket/prefix")
+        raise ConfigError(f"{mask_url(url)!r}: names no bucket: expected s3://bucket/prefix")
     options = dict(parse_qsl(parts.query))
     for name in options.keys() - set(OPTIONS):
-        close = difflib.get_close_matches(name, OPTIONS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {' and '.join(OPTIONS)}"
-        raise ConfigError(f"s3://{parts.netloc}: unknown option {name!r}: {hint}")
+        hint = did_you_mean(name, OPTIONS)
+        raise ConfigError(f"s3://{parts.netloc}: unknown option {name!r}: {hint}there are {' and '.join(OPTIONS)}")
     prefix = "/".join(part for part in (parts.path.strip("/"), under.strip("/")) if part)
     shown = f"s3://{parts.netloc}/{prefix}" + (f"?{urlencode(options, quote_via=quote, safe=':/')}" if options else "")
     return ObjectBlobs(_connect(parts.netloc, prefix, options), url=shown)
 
 
 def _connect(bucket: str, prefix: str, options: dict[str, str]) -> S3Store:
-    """Nothing is sent yet."""
+    """A client for the bucket; nothing is sent yet."""
     try:
         from obstore.store import S3Store
     except ModuleNotFoundError as error:
@@ -236,18 +231,3 @@ def _connect(bucket: str, prefix: str, options: dict[str, str]) -> S3Store:
         retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
         **config,
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

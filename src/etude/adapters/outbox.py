@@ -1,4 +1,4 @@
-"""An event bus on one durable SQLite file: any number of processes publish to it and pull from it at the same time."""
+"""An event bus in one durable SQLite file, for any number of processes at the same time."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from etude.adapters.memory_bus import (
     DAY_S,
     MAX_DELIVERIES,
     REMEMBERED_S,
+    WaitingLog,
     backoff,
     check_stream,
     exhausted,
+    may_expire,
 )
 from etude.contracts.bus import DeadLetter, Delivery, Message
 from etude.contracts.errors import BusError
 from etude.contracts.subjects import DEAD_LETTERS, STREAMS, stream_of
+from etude.files.durable import make_file, make_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
 Handle = tuple[str, str, int]
-"""Of a delivery: stream, group, number."""
+"""Handle of a delivery: stream, group, number."""
 
 MIGRATIONS: tuple[str, ...] = (
-    # What a group has acknowledged is not written down: it is all up to its cursor without what is in `given`.
-    # AUTOINCREMENT, since a number that came again would lie below the cursors. Bodies last: what stands before them
-    # is read without their overflow pages.
+    # Acknowledged messages of a group are not listed: they are all up to its cursor, except those in `given`.
+    # AUTOINCREMENT, since a reused number would be below the cursors. Bodies are last, so that the columns before them
+    # are read without overflow pages.
     """
     CREATE TABLE message (
         number INTEGER PRIMARY KEY AUTOINCREMENT, stream TEXT NOT NULL, subject TEXT NOT NULL, id TEXT NOT NULL,
@@ -63,24 +66,24 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 PATIENCE_S = 5.0
-"""How long a transaction waits for those of other processes."""
-POLL_S, LONGEST_POLL_S = 0.0002, 0.05
+"""Seconds that a transaction waits for those of other processes."""
+POLL_S, MAX_POLL_S = 0.0002, 0.05
 CHUNK = 8
-"""Messages whose bodies one transaction of a consumer removes: publishers wait no longer than for those."""
+"""Maximum number of bodies that one transaction of a consumer removes, so that publishers wait only briefly."""
 TURN_S = 0.0005
-"""Between two such transactions, for publishers to come in."""
-CHECKPOINT_BYTES, CHECKPOINT_S, LARGEST_LOG_PAGES = 4 << 20, 0.2, 1 << 13
-"""The write-ahead log is copied into the file when it is long, beside the publishers; at its longest they do it."""
+"""Seconds between two such transactions, to let publishers write."""
+CHECKPOINT_BYTES, CHECKPOINT_S, MAX_LOG_PAGES = 4 << 20, 0.2, 1 << 13
+"""A long write-ahead log is copied into the file in the background; at its maximum, publishers copy it."""
 TIDY_S = 60.0
 PAGE_BYTES = 4096
 NO_LIMIT = (1 << 30) - 1
 
 
 class Outbox:
-    """An EventBus on a file.
+    """An EventBus in a file.
 
-    What was published survives the failure of the machine too: each publish waits for the disk once. A consumer that
-    dies gives its messages back when their time is over.
+    Published messages survive a power cut: each publish syncs the disk once. Messages of a consumer that dies are
+    redelivered after `ack_wait_s`.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Outbox:
         max_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """BusError where the file cannot be made or is none of ours. A file of `max_bytes` takes no more messages."""
+        """BusError if the file cannot be created or is not an outbox. `max_bytes` is the maximum size of the file."""
         self._path = path
         self._ack_wait_s, self._max_deliveries, self._backoff_s = ack_wait_s, max_deliveries, tuple(backoff_s)
         self._max_bytes, self._clock = max_bytes, clock
@@ -102,9 +105,10 @@ class Outbox:
         self._closed = False
         self._gate = ForkGate(close_idle=self._close_idle, renew=self._renew)
         self._tidied, self._next_checkpoint = time.monotonic(), 0.0
+        self._waiting = WaitingLog(str(path))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # what people said is nobody else's business
+            make_folder(path.parent)
+            make_file(path)  # SQLite gives its write-ahead log the same mode
         except OSError as error:
             raise BusError(f"{path}: cannot be opened ({error.strerror}): choose another place for it") from error
         try:
@@ -120,7 +124,7 @@ class Outbox:
             self._write(self._publish, rows)
             with self._published:
                 self._published.notify_all()
-            self._checkpoint_aside()
+            self._checkpoint_in_background()
 
     def pull(self, stream: str, group: str, *, limit: int, timeout_s: float) -> list[Delivery]:
         check_stream(stream)
@@ -128,7 +132,7 @@ class Outbox:
         deadline, pause_s = time.monotonic() + timeout_s, 0.001
         while True:
             found: list[Delivery] = []
-            # Only looking costs publishers nothing.
+            # A read does not block publishers.
             if self._do(self._has_some, stream, group):
                 given = self._write(self._give, stream, group, limit)
                 found = self._do(_deliveries, stream, group, given)
@@ -137,21 +141,22 @@ class Outbox:
                 return found
             with self._published:
                 self._published.wait(min(left, pause_s))
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+            pause_s = min(2 * pause_s, MAX_POLL_S)
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         self._in_chunks([delivery.handle for delivery in deliveries], _acknowledge)
         self._checkpoint()
 
-    def retry(self, delivery: Delivery, *, reason: str, delay_s: float | None = None) -> None:
-        if delivery.attempt >= self._max_deliveries:
-            self.bury(delivery, reason=reason)
-            return
-        due = self._clock() + (backoff(self._backoff_s, delivery.attempt) if delay_s is None else delay_s)
-        self._write(_postpone, delivery.handle, delivery.attempt, due)
+    def renew(self, deliveries: Sequence[Delivery]) -> None:
+        due = self._clock() + self._ack_wait_s
+        rows = [(0, due + backoff(self._backoff_s, d.attempt), *d.handle, d.attempt) for d in deliveries]
+        self._in_chunks(rows, _change_given)
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        self._in_chunks([(1, self._clock(), *d.handle, d.attempt) for d in deliveries], _change_given)
 
     def bury(self, delivery: Delivery, *, reason: str) -> None:
-        self._write(self._bury, delivery.handle, delivery.attempt, reason)
+        self._write(self._bury, delivery, reason)
 
     def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         query = """SELECT number, subject, id, body, reason, attempts, time FROM dead_letter
@@ -183,9 +188,9 @@ class Outbox:
         return int(self._do(lambda db: db.execute(query, values).fetchone()[0]))
 
     def erase(self, match: Callable[[Message], bool]) -> int:
-        """BusError also where a reader keeps old pages from being overwritten: erasing again completes it."""
+        """BusError also if a reader keeps old pages from being overwritten: erasing again completes it."""
         count, last = self._erase("message", match, after=0)
-        # Twice: a dead letter may be replayed while this goes on.
+        # Twice, since a dead letter may be replayed meanwhile.
         count += self._erase("dead_letter", match, after=0)[0] + self._erase("message", match, after=last)[0]
         self._do(_truncate_log)
         return count
@@ -193,7 +198,7 @@ class Outbox:
     def close(self) -> None:
         self._closed = True
         self._close_idle()
-        with self._checkpointing:  # its thread has ended, or will find the outbox closed
+        with self._checkpointing:  # the thread has ended, or finds the outbox closed
             pass
 
     def _publish(self, db: sqlite3.Connection, rows: Sequence[tuple[str, str, str, bytes]]) -> None:
@@ -206,7 +211,7 @@ class Outbox:
 
     @contextmanager
     def _room(self, db: sqlite3.Connection) -> Iterator[None]:
-        """The limit holds for publishers alone: taking messages out needs pages, too, before it frees any."""
+        """Apply the size limit, to publishers only: removing messages also needs pages before it frees any."""
         if self._max_bytes is None:
             yield
             return
@@ -224,7 +229,7 @@ class Outbox:
         return bool(db.execute(query, {"stream": stream, "name": group, "now": self._clock()}).fetchone()[0])
 
     def _give(self, db: sqlite3.Connection, stream: str, group: str, limit: int) -> dict[int, int]:
-        """Attempts by number, in the order in which they are given."""
+        """Attempts by message number, in the order of delivery."""
         now, key = self._clock(), (stream, group)
         db.execute("INSERT OR IGNORE INTO consumers VALUES (?, ?, 0)", key)
         given: dict[int, int] = {}
@@ -232,7 +237,8 @@ class Outbox:
             ORDER BY due, number LIMIT ?"""
         for number, attempt in db.execute(due, (*key, now, limit)).fetchall():
             if attempt >= self._max_deliveries:
-                self._bury(db, (*key, number), attempt, exhausted(attempt))
+                for worn_out in _deliveries(db, stream, group, {number: attempt}):
+                    self._bury(db, worn_out, exhausted(attempt))
             else:
                 given[number] = attempt + 1
         (cursor,) = db.execute("SELECT cursor FROM consumers WHERE stream = ? AND name = ?", key).fetchone()
@@ -249,13 +255,16 @@ class Outbox:
         )
         return given
 
-    def _bury(self, db: sqlite3.Connection, handle: Handle, attempts: int, reason: str) -> None:
-        """Unless somebody acknowledged or buried it meanwhile."""
-        if db.execute("SELECT 1 FROM given WHERE stream = ? AND name = ? AND number = ?", handle).fetchone():
-            copy = """INSERT INTO dead_letter (subject, id, attempts, time, reason, body)
-                SELECT subject, id, ?, ?, ?, body FROM message WHERE number = ?"""
-            db.execute(copy, (attempts, self._clock(), reason, handle[2]))
-            _acknowledge(db, [handle])
+    def _bury(self, db: sqlite3.Connection, delivery: Delivery, reason: str) -> None:
+        """Bury a message unless it was acknowledged, buried or erased meanwhile."""
+        message = delivery.message
+        given = """SELECT 1 FROM given JOIN message USING (number) WHERE given.stream = ? AND name = ?
+            AND number = ?"""
+        if db.execute(given, delivery.handle).fetchone():
+            insert = "INSERT INTO dead_letter (subject, id, attempts, time, reason, body) VALUES (?, ?, ?, ?, ?, ?)"
+            values = (message.subject, message.id, delivery.attempt, self._clock(), reason, message.body)
+            db.execute(insert, values)
+            _acknowledge(db, [delivery.handle])
 
     def _replay(self, db: sqlite3.Connection, numbers: Sequence[int]) -> int:
         count = 0
@@ -267,7 +276,7 @@ class Outbox:
         return count
 
     def _erase(self, table: str, match: Callable[[Message], bool], *, after: int) -> tuple[int, int]:
-        """How many of a table's rows above a number, and the last number that was looked at."""
+        """Erase matching rows of a table above a number; return how many, and the last number checked."""
         count, ((last,),) = 0, self._read(f"SELECT coalesce(max(number), 0) FROM {table}")
         query = (
             f"SELECT number, id, subject, body FROM {table} WHERE number > ? AND number <= ? ORDER BY number LIMIT ?"
@@ -285,26 +294,35 @@ class Outbox:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Removes what is older than its stream keeps it, and ids that nobody sends again."""
+        """Remove expired messages and old ids."""
         now = self._clock()
-        for stream, days in STREAMS.items():
-            if stream == DEAD_LETTERS:
-                self._remove_older("dead_letter", now - days * DAY_S, _remove_dead)
-            else:
-                self._remove_older(f"message WHERE stream = '{stream}'", now - days * DAY_S, _remove)
+        self._remove_older("dead_letter", now - STREAMS[DEAD_LETTERS] * DAY_S, _remove_dead)
+        for stream in STREAMS:
+            groups = [name for (name,) in self._read("SELECT name FROM consumers WHERE stream = ?", stream)]
+            before = now - STREAMS[stream] * DAY_S
+            if may_expire(stream, groups):
+                self._remove_older(f"message WHERE stream = '{stream}'", before, _remove)
+            else:  # messages that every group has acknowledged are already removed
+                self._warn_of_waiting(stream, before, groups)
         self._remove_older("seen", now - REMEMBERED_S, _forget)
         self._checkpoint()
+
+    def _warn_of_waiting(self, stream: str, before: float, groups: Sequence[str]) -> None:
+        oldest = self._read("SELECT time FROM message WHERE stream = ? ORDER BY number LIMIT 1", stream)
+        if oldest and oldest[0][0] < before:
+            ((count,),) = self._read("SELECT count(*) FROM message WHERE stream = ? AND time < ?", stream, before)
+            self._waiting.warn(stream, count, self._clock() - oldest[0][0], groups)
 
     def _remove_older(
         self, rows: str, before: float, remove: Callable[[sqlite3.Connection, Sequence[int]], int]
     ) -> None:
-        """From the oldest on, which has the lowest number."""
+        """Remove rows older than a time, from the lowest number on."""
         first = f"SELECT number, time FROM {rows} ORDER BY number LIMIT 64"
         while old := [number for number, seconds in self._read(first) if seconds < before]:
             self._in_chunks(old, remove)
 
     def _in_chunks(self, items: Sequence[Item], do: Callable[[sqlite3.Connection, Sequence[Item]], int]) -> int:
-        """In transactions so short that publishers hardly wait; what they add up to."""
+        """Process items in short transactions, so that publishers hardly wait; return the sum of the results."""
         total = 0
         for start in range(0, len(items), CHUNK):
             if start:
@@ -312,8 +330,8 @@ class Outbox:
             total += self._write(do, items[start : start + CHUNK])
         return total
 
-    def _checkpoint_aside(self) -> None:
-        """On a thread of its own: a publisher does not wait for it."""
+    def _checkpoint_in_background(self) -> None:
+        """Start a checkpoint in its own thread, so that a publisher does not wait for it."""
         if self._log_is_long() and self._checkpointing.acquire(blocking=False):
             Thread(target=self._checkpoint_and_release, name="outbox-checkpoint", daemon=True).start()
 
@@ -322,7 +340,7 @@ class Outbox:
             self._checkpoint_and_release()
 
     def _log_is_long(self) -> bool:
-        """Asked now and then: copying waits for the disk twice."""
+        """Whether the log is long enough to copy, which syncs the disk twice; checked only from time to time."""
         if time.monotonic() < self._next_checkpoint:
             return False
         try:
@@ -331,10 +349,10 @@ class Outbox:
             return False
 
     def _checkpoint_and_release(self) -> None:
-        """The log begins anew once all of it is in the file, so those come again that were written meanwhile."""
+        """Copy the log until all of it is in the file, so that it restarts."""
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         try:
-            with suppress(BusError):  # the next to write is told
+            with suppress(BusError):  # the next write raises the error
                 for _ in range(3):
                     ((_, pages, copied),) = self._read("PRAGMA wal_checkpoint(PASSIVE)")
                     if pages == copied:
@@ -346,7 +364,7 @@ class Outbox:
         return self._do(lambda db: db.execute(query, values).fetchall())
 
     def _write(self, do: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In one transaction, as a whole or not at all."""
+        """Run a function in one transaction."""
 
         def transact(db: sqlite3.Connection) -> T:
             db.execute("BEGIN IMMEDIATE")
@@ -362,7 +380,7 @@ class Outbox:
         return self._do(transact)
 
     def _do(self, do: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Again while another connection writes: SQLite's own waiting begins with whole milliseconds."""
+        """Retry while another connection writes: SQLite's own busy wait starts with whole milliseconds."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -375,7 +393,7 @@ class Outbox:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """One that nobody else uses now."""
+        """An idle or new connection."""
         with self._gate.use():
             with self._turn:
                 if self._closed:
@@ -399,7 +417,7 @@ class Outbox:
             db.close()
 
     def _renew(self) -> None:
-        """In a forked child, whose parent's connections are not its own."""
+        """Drop the parent's connections in a forked child."""
         self._turn, self._published, self._checkpointing = Lock(), Condition(), Lock()
 
     def _translated(self, error: sqlite3.Error) -> BusError:
@@ -428,8 +446,8 @@ def _connect(path: Path) -> sqlite3.Connection:
             "journal_mode = WAL",
             "synchronous = FULL",
             "secure_delete = ON",
-            f"wal_autocheckpoint = {LARGEST_LOG_PAGES}",
-            f"journal_size_limit = {LARGEST_LOG_PAGES * PAGE_BYTES}",
+            f"wal_autocheckpoint = {MAX_LOG_PAGES}",
+            f"journal_size_limit = {MAX_LOG_PAGES * PAGE_BYTES}",
         ):
             db.execute(f"PRAGMA {pragma}").fetchall()
     except BaseException:
@@ -458,7 +476,7 @@ def _insert(db: sqlite3.Connection, stream: str, subject: str, id: str, now: flo
 
 
 def _deliveries(db: sqlite3.Connection, stream: str, group: str, given: dict[int, int]) -> list[Delivery]:
-    """What was erased since is left out."""
+    """The deliveries of these numbers, without messages erased meanwhile."""
     found = []
     for number, attempt in given.items():
         row = db.execute("SELECT id, subject, body FROM message WHERE number = ?", (number,)).fetchone()
@@ -469,17 +487,18 @@ def _deliveries(db: sqlite3.Connection, stream: str, group: str, given: dict[int
 
 
 def _acknowledge(db: sqlite3.Connection, handles: Sequence[Handle]) -> int:
-    """A message goes with the last group that had not acknowledged it."""
+    """Acknowledge messages; a message is removed with its last acknowledgement."""
     db.executemany("DELETE FROM given WHERE stream = ? AND name = ? AND number = ?", handles)
     done = """DELETE FROM message WHERE number = ? AND NOT EXISTS (SELECT 1 FROM given WHERE number = message.number)
         AND NOT EXISTS (SELECT 1 FROM consumers WHERE stream = message.stream AND cursor < message.number)"""
     return db.executemany(done, [(number,) for _, _, number in handles]).rowcount
 
 
-def _postpone(db: sqlite3.Connection, handle: Handle, attempt: int, due: float) -> None:
-    """Unless its time was over and it was given to somebody else."""
-    update = "UPDATE given SET due = ? WHERE stream = ? AND name = ? AND number = ? AND attempt = ?"
-    db.execute(update, (due, *handle, attempt))
+def _change_given(db: sqlite3.Connection, rows: Sequence[tuple[int, float, str, str, int, int]]) -> int:
+    """Change the attempt and due time of deliveries, unless another consumer received them meanwhile."""
+    update = """UPDATE given SET attempt = attempt - ?, due = ? WHERE stream = ? AND name = ? AND number = ?
+        AND attempt = ?"""
+    return db.executemany(update, rows).rowcount
 
 
 def _remove(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
@@ -497,7 +516,7 @@ def _forget(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
 
 
 def _truncate_log(db: sqlite3.Connection) -> None:
-    """Pages that were overwritten in the file are still in the log until then."""
+    """Truncate the log, which still has the old content of overwritten pages."""
     if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
         raise _BusyError("a reader holds the log")
 

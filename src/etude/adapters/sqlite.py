@@ -1,8 +1,8 @@
-"""The store of experience in one SQLite file: events in, summaries and the bytes they came as out.
+"""The experience store in one SQLite file.
 
-trajectories   one narrow row each, indexed       bodies    their bytes, apart, so that counting never reads them
+trajectories   one narrow row each, indexed       bodies    their bytes, which counting never reads
 feedback, rewards   whole, by trajectory          scores    the reward of each trajectory under each version
-cells, reward_cells   totals by day, problem, policy and outcome, kept up with every write: `stats` reads only these
+cells, reward_cells   totals by day, problem, policy and outcome, updated with every write: `stats` reads only these
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from etude.adapters.summaries import (
     OUTCOMES,
     SUCCESS,
     Cell,
-    Spoken,
+    RatingTotals,
     checked,
     checked_limit,
     conditions,
     context_of,
+    detail_of,
     micros,
     moment,
     page_of,
+    rating_totals,
     read_cursor,
-    spoken,
     stats_of,
-    story_of,
 )
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Page, Row, Stats, Stored, Story, Summary
+from etude.contracts.store import Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
+from etude.files.durable import make_file, make_folder
 
 APPLICATION_ID = 0x45747564
 PAGE_BYTES = 8192
 WAL_PAGES = 4096
-"""Pages of the write-ahead log after which it is brought into the file."""
+"""Pages of the write-ahead log after which it is copied into the file."""
 CACHE_KIB = 32 << 10
 REMOVED = 10_000
-"""Trajectories removed at once."""
+"""Number of trajectories removed per batch."""
 
 EVENTS = """
 CREATE TABLE trajectories (
@@ -117,22 +118,22 @@ COLUMNS = """
     t.id, t.time, t.problem, t.policy, t.agent, t.user, t."group", t.tenant, t.success, t.cost_usd, t.latency_ms,
     t.context, t.decisions, t.turns, t.size, s.total, s.confidence, t.score / t.scores
 """
-"""In the order of Summary."""
+"""Columns in the order of Summary."""
 SCORED = "FROM trajectories t LEFT JOIN scores s ON s.seq = t.seq AND s.version = ?"
 
 Key = tuple[int, str, str, int]
 
 
 class SqliteStore:
-    """An ExperienceStore in a file, made where there is none; several processes and threads may use it at once.
+    """An ExperienceStore in a file, created if missing; several processes and threads may use it at once.
 
-    Of what `forget` erased no byte stays: it writes the file anew, which takes as long as copying it, and as much room.
-    `max_bytes` bounds the file: what it has no room for is refused as on a full disk. A writer waits `timeout_s` for
-    another.
+    `forget` leaves no byte of the erased data: it rewrites the file, which takes the time and space of a copy.
+    `max_bytes` is the maximum size of the file: beyond it, events are refused as on a full disk. A writer waits up to
+    `timeout_s` for another.
     """
 
     def __init__(self, path: Path, *, timeout_s: float = 30.0, max_bytes: int | None = None) -> None:
-        """StoreError where the file is none of ours, of a newer Etude, damaged, or cannot be written."""
+        """StoreError if the file is not a store, is of a newer Etude, is damaged, or cannot be written."""
         self.path = path
         self._timeout_s, self._max_bytes = timeout_s, max_bytes
         self._idle: list[sqlite3.Connection] = []
@@ -140,9 +141,12 @@ class SqliteStore:
         self._gate = ForkGate(close_idle=self._close_idle, renew=self._renew)
         with self._translated():
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
+                make_file(path)  # SQLite gives its write-ahead log the same mode
             except OSError as error:
-                raise StoreError(f"{path.parent}: cannot be made ({error.strerror}): choose another folder") from error
+                raise StoreError(
+                    f"{path}: cannot be made ({error.strerror}): check that its folder may be written"
+                ) from error
             connection = self._connect()
             try:
                 _migrate(connection, path)
@@ -150,6 +154,10 @@ class SqliteStore:
                 connection.close()
                 raise
             self._idle.append(connection)
+
+    def ping(self) -> None:
+        with self._reading() as db:
+            db.execute("SELECT 1 FROM trajectories LIMIT 1").fetchone()
 
     def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
         checked(events)
@@ -159,14 +167,14 @@ class SqliteStore:
             batch.write_totals()
         return stored
 
-    def story(self, trajectory_id: str) -> Story | None:
+    def detail(self, trajectory_id: str) -> TrajectoryDetail | None:
         query = "SELECT body FROM {} WHERE trajectory = ? ORDER BY {}, id"
         with self._reading() as db:
             found = db.execute("SELECT body FROM bodies JOIN trajectories USING (seq) WHERE id = ?", (trajectory_id,))
             body = found.fetchone()
             feedback = db.execute(query.format("feedback", "time"), (trajectory_id,)).fetchall()
             rewards = db.execute(query.format("rewards", "version, revision"), (trajectory_id,)).fetchall()
-        return body and story_of(body[0], (said for (said,) in feedback), (reward for (reward,) in rewards))
+        return body and detail_of(body[0], (body for (body,) in feedback), (reward for (reward,) in rewards))
 
     def page(self, where: Where, *, version: int, after: str | None = None, limit: int = 100) -> Page:
         condition, values = _condition(where)
@@ -182,7 +190,7 @@ class SqliteStore:
         query = f"SELECT {COLUMNS}, b.body {SCORED} CROSS JOIN bodies b ON b.seq = t.seq"
         with ExitStack() as opened:
             db = opened.enter_context(self._reading())
-            # It begins now: Python finds the first row here, and asks for the others one by one.
+            # The read starts here: Python fetches the first row now, and the others one by one.
             found = db.execute(f"{query} WHERE {condition} ORDER BY t.time, t.id", (version, *values))
             return _rows(found, opened.pop_all())
 
@@ -212,10 +220,10 @@ class SqliteStore:
             db.execute(keep.format("trajectories"), ("trajectory", pending, user))
             db.execute(keep.format("feedback"), ("feedback", pending, user))
             batch = _Batch(db)
-            batch.unsay(user)
+            batch.take_back_ratings(user)
             batch.write_totals()
             _remove(db, "user = ?", user)
-            # The digest stays until no byte is left, so that whoever calls again after an error learns the ids too.
+            # The digest stays until no byte is left, so that a repeated call after an error returns the ids too.
             ids = db.execute("SELECT id, kind FROM forgotten WHERE pending = ? ORDER BY id", (pending,)).fetchall()
         if ids:
             self._scrub()
@@ -242,7 +250,7 @@ class SqliteStore:
         limit = micros(before)
         with self._writing() as db:
             removed = _remove(db, "time < ?", limit)
-            for table in ("feedback", "rewards"):  # of trajectories that are long gone or never came
+            for table in ("feedback", "rewards"):  # whose trajectory has expired or never arrived
                 db.execute(
                     f"DELETE FROM {table} WHERE time < ? AND NOT EXISTS "
                     f"(SELECT 1 FROM trajectories WHERE id = {table}.trajectory)",
@@ -280,12 +288,12 @@ class SqliteStore:
             self._idle.pop().close()
 
     def _renew(self) -> None:
-        """In a forked child, whose parent's connections are not its own."""
+        """Drop the parent's connections in a forked child."""
         self._turn = Lock()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """All of a block, or none of it."""
+        """A write transaction."""
         with self._turn, self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
             yield db
@@ -293,7 +301,7 @@ class SqliteStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """The store as it is now, for the whole of a block."""
+        """A read transaction: the block sees one state of the store."""
         with self._connection() as db:
             db.execute("BEGIN")
             yield db
@@ -301,7 +309,7 @@ class SqliteStore:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """One that nobody else has; threads take turns over what is idle, and each block has its own."""
+        """An idle or new connection, used by this block only."""
         if self._closed:
             raise StoreError(f"{self.path}: the store is closed: open it again")
         with self._gate.use(), self._translated():
@@ -312,7 +320,7 @@ class SqliteStore:
             try:
                 yield db
             except BaseException:
-                db.close()  # which undoes what was begun
+                db.close()  # rolls back an open transaction
                 raise
             self._idle.append(db)
             if self._closed:
@@ -334,7 +342,7 @@ class SqliteStore:
         return db
 
     def _scrub(self) -> None:
-        """Write the file anew and empty its log: SQLite leaves copies of rows it moved, which no DELETE reaches."""
+        """Rewrite the file and empty its log: SQLite leaves copies of moved rows, which DELETE does not erase."""
         with self._turn, self._connection() as db:
             db.execute("VACUUM")
             (busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -355,7 +363,7 @@ class SqliteStore:
 
 
 def _to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
-    """SQLite does not wait for another who does the same to a new file."""
+    """Switch to WAL mode; SQLite itself does not wait for another process that does the same."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -368,7 +376,7 @@ def _to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 
 def _advice(error: Exception) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the code says why
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the other bits are the extended code
     advice = {
         sqlite3.SQLITE_FULL: "free some space or raise its limit, then do it again: nothing of it was written",
         sqlite3.SQLITE_NOTADB: "this file is no SQLite database: choose another path",
@@ -382,7 +390,7 @@ def _advice(error: Exception) -> str:
 
 
 def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Up to the newest version, each step with its number or not at all."""
+    """Migrate to the newest version, one transaction per step."""
     if _version(db, path) == len(MIGRATIONS):
         return
     db.execute("BEGIN IMMEDIATE")
@@ -395,7 +403,7 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
-    """0 for a new file; StoreError where it is not ours to change."""
+    """The version of the file, 0 for a new one; StoreError if it is not an Etude store."""
     tables, version, application = (
         int(db.execute(query).fetchone()[0])
         for query in ("SELECT count(*) FROM sqlite_schema", "PRAGMA user_version", "PRAGMA application_id")
@@ -418,14 +426,24 @@ def _make_totals(db: sqlite3.Connection) -> None:
     _count_again(db, [(FIRST_US // DAY_US, LAST_US // DAY_US + 1)])
 
 
+def _write_problems(db: sqlite3.Connection) -> None:
+    """Write the problem into older trajectories that lack it; its column has it."""
+    db.execute(
+        """UPDATE bodies SET body = CAST(
+            '{"problem":' || json_quote((SELECT problem FROM trajectories t WHERE t.seq = bodies.seq)) || ','
+            || substr(CAST(body AS TEXT), 2) AS BLOB
+        ) WHERE json_extract(CAST(body AS TEXT), '$.problem') IS NULL"""
+    )
+
+
 def _run(db: sqlite3.Connection, script: str) -> None:
-    """`executescript` would commit first."""
+    """Run statements one by one, since `executescript` would commit first."""
     for statement in script.split(";"):
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_make_events, _make_totals)
-"""Each brings a file of the version of its place to the next; none is ever changed, only followed by another."""
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_make_events, _make_totals, _write_problems)
+"""Migrations from each version to the next; existing ones never change, new ones are appended."""
 
 
 class _Batch:
@@ -457,8 +475,8 @@ class _Batch:
         versions = self.db.execute(
             "SELECT version, count(*) FROM rewards WHERE trajectory = ? GROUP BY version", (event.id,)
         ).fetchall()
-        now, outcome = spoken(event.feedback), event.outcome
-        said = Spoken(now.said + int(early[0]), now.score + early[1], now.scores + int(early[2]))
+        own, outcome = rating_totals(event.feedback), event.outcome
+        totals = RatingTotals(own.ratings + int(early[0]), own.score + early[1], own.scores + int(early[2]))
         us, rewards = micros(event.time), sum(count for _, count in versions)
         seq = self.db.execute(
             "INSERT INTO trajectories VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -478,7 +496,7 @@ class _Batch:
                 len(event.decisions),
                 len(event.turns),
                 len(body),
-                *said,
+                *totals,
                 rewards,
             ),
         ).lastrowid
@@ -492,7 +510,7 @@ class _Batch:
                 1,
                 len(event.decisions),
                 len(event.turns),
-                said.said,
+                totals.ratings,
                 rewards,
                 len(body),
                 cost or 0.0,
@@ -511,11 +529,11 @@ class _Batch:
             return refused
         if found := self.db.execute("SELECT body = ? FROM feedback WHERE id = ?", (body, event.id)).fetchone():
             return Stored.DUPLICATE if found[0] else Stored.CONFLICT
-        said = spoken([event])
-        row = (event.id, event.trajectory_id, event.user, micros(event.time), *said, body)
+        totals = rating_totals([event])
+        row = (event.id, event.trajectory_id, event.user, micros(event.time), *totals, body)
         self.db.execute("INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         if found := self._found(event.trajectory_id):
-            self._say(*found, said)
+            self._rate(*found, totals)
         return Stored.NEW
 
     def _reward(self, event: Reward, body: bytes) -> Stored:
@@ -535,18 +553,18 @@ class _Batch:
             self._score(seq, event.trajectory_id, event.version, key)
         return Stored.NEW
 
-    def unsay(self, user: str) -> None:
-        """Take back what a user said of any trajectory."""
+    def take_back_ratings(self, user: str) -> None:
+        """Remove a user's ratings of any trajectory."""
         query = "SELECT trajectory, sum(said), sum(score), sum(scores) FROM feedback WHERE user = ? GROUP BY trajectory"
-        for trajectory, *said in self.db.execute(query, (user,)).fetchall():
+        for trajectory, *totals in self.db.execute(query, (user,)).fetchall():
             if found := self._found(trajectory):
-                self._say(*found, Spoken(*(-part for part in said)))
+                self._rate(*found, RatingTotals(*(-part for part in totals)))
         self.db.execute("DELETE FROM feedback WHERE user = ?", (user,))
 
-    def _say(self, seq: int, key: Key, said: Spoken) -> None:
+    def _rate(self, seq: int, key: Key, totals: RatingTotals) -> None:
         change = "UPDATE trajectories SET said = said + ?, score = score + ?, scores = scores + ? WHERE seq = ?"
-        self.db.execute(change, (*said, seq))
-        self._count(key, (0, 0, 0, said.said, 0, 0, 0, 0, 0, 0))
+        self.db.execute(change, (*totals, seq))
+        self._count(key, (0, 0, 0, totals.ratings, 0, 0, 0, 0, 0, 0))
 
     def _refused(self, kind: str, identity: str, trajectory: str, user: str | None) -> Stored | None:
         forgotten, opted_out = self.db.execute(
@@ -563,7 +581,7 @@ class _Batch:
         return None if row is None else (row[0], _key(*row[1:]))
 
     def _score(self, seq: int, trajectory: str, version: int, key: Key) -> None:
-        """The last revision's reward is the trajectory's."""
+        """Set the score of a trajectory to the reward of its last revision."""
         old = self.db.execute("SELECT total, confidence FROM scores WHERE (seq, version) = (?, ?)", (seq, version))
         before = old.fetchone()
         total, confidence = self.db.execute(
@@ -600,10 +618,10 @@ def _key(us: int, problem: str, policy: str | None, success: int | None) -> Key:
 
 
 def _condition(where: Where) -> tuple[str, list[Any]]:
-    """As SQL over a trajectory t and its score s, with its values."""
+    """The condition as SQL over a trajectory t and its score s, with its parameters."""
     parts, values = ["1"], list[Any]()
     for place, (name, value) in enumerate(conditions(where).items()):
-        # The first is the one of which there are fewest: the plus keeps SQLite from taking the index of another.
+        # The first column is the most selective: the plus keeps SQLite from using the index of another.
         parts.append(f'{"+" if place else ""}t."{name}" = ?')
         values.append(value)
     for sign, bound in ((">=", where.since), ("<", where.until)):
@@ -637,7 +655,7 @@ def _rows(found: Iterator[tuple[Any, ...]], opened: ExitStack) -> Iterator[Row]:
 
 
 def _cells(db: sqlite3.Connection, where: Where, version: int) -> Iterator[Cell]:
-    """From the totals where they say it, which is of whole days; else, and at both ends, from the trajectories."""
+    """Totals: of whole days from the cells, if the condition allows; else, and at both ends, from the trajectories."""
     known = Where(problem=where.problem, policy=where.policy, outcome=where.outcome)
     since = FIRST_US if where.since is None else micros(where.since)
     until = LAST_US + 1 if where.until is None else micros(where.until)
@@ -677,7 +695,7 @@ def _summed(db: sqlite3.Connection, where: Where, version: int) -> Iterator[Cell
 
 
 def _remove(db: sqlite3.Connection, condition: str, value: Any) -> int:
-    """Trajectories with all that belongs to them; how many."""
+    """Remove trajectories with their bodies, feedback and rewards; return how many."""
     removed, days = 0, set[int]()
     query = f"SELECT seq, id, time FROM trajectories WHERE {condition} LIMIT {REMOVED}"
     while rows := db.execute(query, (value,)).fetchall():
@@ -692,7 +710,7 @@ def _remove(db: sqlite3.Connection, condition: str, value: Any) -> int:
 
 
 def _count_again(db: sqlite3.Connection, spans: Sequence[tuple[int, int]]) -> None:
-    """The totals of these days, each span from the first to before the last."""
+    """Recompute the totals of these days; a span excludes its last day."""
     for first, end in spans:
         days, times = (first, end), (first * DAY_US, end * DAY_US)
         for table in ("cells", "reward_cells"):

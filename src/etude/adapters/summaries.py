@@ -1,4 +1,4 @@
-"""What every store keeps of an event beside its bytes, and how its totals become Stats: one meaning for all of them."""
+"""Columns that every store keeps for an event in addition to its bytes, and Stats from totals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NamedTuple, cast
 from etude.contracts.errors import DataError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Group, Page, Stats, Story, Summary
+from etude.contracts.store import Group, Page, Stats, Summary, TrajectoryDetail
 from etude.contracts.subjects import decode
-from etude.contracts.trajectory import Event, Feedback, Said, Trajectory
+from etude.contracts.trajectory import Event, Feedback, Rating, Trajectory, rating_scores
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -25,7 +25,7 @@ OUTCOMES: dict[str, bool | None] = {"success": True, "failure": False, "unknown"
 
 
 def checked(events: Sequence[tuple[Event, bytes]]) -> None:
-    """ValueError where one is not an event of experience."""
+    """ValueError unless all events are trajectories, feedback or rewards."""
     for event, _ in events:
         if not isinstance(event, Trajectory | Feedback | Reward):
             raise ValueError(
@@ -34,7 +34,7 @@ def checked(events: Sequence[tuple[Event, bytes]]) -> None:
 
 
 def micros(time: datetime) -> int:
-    """Since 1970 in UTC; what lies beyond the calendar there (the year 1 east of Greenwich) is its first moment."""
+    """Microseconds since 1970 in UTC; a time before the year 1 in UTC counts as its first moment."""
     aware = time if time.tzinfo else time.replace(tzinfo=UTC)
     return min(max((aware - EPOCH) // MICROSECOND, FIRST_US), LAST_US)
 
@@ -44,16 +44,16 @@ def moment(us: int) -> datetime:
 
 
 def context_of(problem: str, task: str) -> str:
-    """The same for trajectories that answer the same request."""
+    """A hash that is equal for trajectories that answer the same request."""
     text = f"{problem}\0{task.strip()}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text).hexdigest()[:16]
 
 
-class Spoken(NamedTuple):
-    """What people said, in sums."""
+class RatingTotals(NamedTuple):
+    """Sums over ratings."""
 
-    said: int  # how often anybody said anything
-    score: float  # of the marks they gave, each from 0 to 1
+    ratings: int
+    score: float  # of thumbs and stars, each from 0 to 1
     scores: int
 
     @property
@@ -61,15 +61,10 @@ class Spoken(NamedTuple):
         return self.score / self.scores if self.scores else None
 
 
-def spoken(sayings: Iterable[Said | Feedback]) -> Spoken:
-    said, scores = 0, []
-    for one in sayings:
-        said += one.thumbs is not None or one.stars is not None or one.comment is not None
-        if one.thumbs is not None:
-            scores.append(float(one.thumbs == "up"))
-        if one.stars is not None:
-            scores.append((one.stars - 1) / 4)
-    return Spoken(said, sum(scores), len(scores))
+def rating_totals(ratings: Iterable[Rating | Feedback]) -> RatingTotals:
+    given = [one for one in ratings if one.thumbs is not None or one.stars is not None or one.comment is not None]
+    scores = [score for one in given for score in rating_scores(one)]
+    return RatingTotals(len(given), sum(scores), len(scores))
 
 
 def summary_of(trajectory: Trajectory, size: int, *, reward: Reward | None, feedback: float | None) -> Summary:
@@ -96,9 +91,9 @@ def summary_of(trajectory: Trajectory, size: int, *, reward: Reward | None, feed
     )
 
 
-def story_of(trajectory: bytes, feedback: Iterable[bytes], rewards: Iterable[bytes]) -> Story:
-    """Of events as they came, whatever version they came in."""
-    return Story(
+def detail_of(trajectory: bytes, feedback: Iterable[bytes], rewards: Iterable[bytes]) -> TrajectoryDetail:
+    """The detail of a trajectory from the bytes of its events, of any version."""
+    return TrajectoryDetail(
         trajectory=cast(Trajectory, decode(trajectory)),
         feedback=tuple(cast(Feedback, decode(body)) for body in feedback),
         rewards=tuple(cast(Reward, decode(body)) for body in rewards),
@@ -115,7 +110,7 @@ class Cell(NamedTuple):
     number: int
     decisions: int
     turns: int
-    said: int
+    ratings: int
     rewards: int
     bytes: int
     cost_usd: float
@@ -137,7 +132,7 @@ def stats_of(cells: Sequence[Cell], *, users: int, first: int | None, last: int 
         trajectories=sum(cell.number for cell in cells),
         decisions=sum(cell.decisions for cell in cells),
         turns=sum(cell.turns for cell in cells),
-        feedback=sum(cell.said for cell in cells),
+        feedback=sum(cell.ratings for cell in cells),
         rewards=sum(cell.rewards for cell in cells),
         users=users,
         bytes=sum(cell.bytes for cell in cells),
@@ -171,13 +166,13 @@ def _mean(parts: Iterable[tuple[float, int]]) -> float | None:
 
 
 def page_of(rows: list[Summary], limit: int) -> Page:
-    """Of one row more than asked for, where there is one."""
+    """A page from up to `limit` + 1 rows; the extra row shows that there are more."""
     shown = rows[:limit]
     return Page(shown, f"{micros(shown[-1].time)}:{shown[-1].id}" if len(rows) > limit else None)
 
 
 def read_cursor(after: str) -> tuple[int, str]:
-    """Time and id of the last one shown."""
+    """Time and id of the last row shown."""
     us, colon, identity = after.partition(":")
     try:
         if colon and identity:
@@ -194,6 +189,6 @@ def checked_limit(limit: int) -> int:
 
 
 def conditions(where: Where) -> dict[str, object]:
-    """The columns that must equal something."""
+    """Columns with the values that they must equal."""
     named = {name: getattr(where, name) for name in ("user", "policy", "problem", "agent", "group", "tenant")}
     return {name: value for name, value in named.items() if value is not None}

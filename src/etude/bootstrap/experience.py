@@ -1,16 +1,15 @@
-"""Experience wired: settings to outbox, broker, store and blobs; what collects and what ingests. No torch."""
+"""Wires experience: makes outbox, broker, store, blobs, collector and ingest from the settings. No torch."""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,33 +18,35 @@ from pydantic import BaseModel, ConfigDict
 from etude.adapters.memory_bus import MemoryBus
 from etude.contracts.blobs import BlobStore
 from etude.contracts.bus import EventBus
-from etude.contracts.errors import BusError, ConfigError, EtudeError
+from etude.contracts.errors import ConfigError, EtudeError
+from etude.contracts.ports import Decider
+from etude.contracts.services import mask_url
 from etude.contracts.store import ExperienceStore
 from etude.contracts.subjects import TRAJECTORIES
-from etude.experience.cleaning import Cleaner
+from etude.experience.cleaning import make_cleaner
 from etude.experience.config import EMBEDDED, ExperienceConfig
+from etude.experience.deciders import UNIFORM, Deciders, Uniform
 from etude.experience.definitions import add_definition, find_definition
-from etude.experience.forward import GROUP as FORWARD
-from etude.experience.forward import forward
+from etude.experience.forward import Forwarding
 from etude.experience.ingest import BASELINES, Counts, Ingest, consume, publisher
 from etude.experience.ingest import GROUP as INGEST
-from etude.experience.redact import RedactionConfig
-from etude.experience.redaction.found import KINDS
+from etude.experience.per_process import PerProcess
 from etude.experience.rewards import Rewarder
-from etude.experience.task import Chooser, Collector
+from etude.experience.task import Collector, OptOuts
+from etude.files.durable import make_folder
+from etude.problems.spec import ProblemSpec, resolve
+from etude.problems.table import find_spec, names
 from etude.settings.sources import FILE, PREFIX, Tree
 
 OUTBOX, STORE = "outbox.sqlite", "experience.sqlite"
-PATIENCE_S = 2.0
-"""How long the end of a process may wait for its last events to be sent on."""
-REFRESH_S = 5.0
-"""After which it is looked up anew who opted out."""
-
-log = logging.getLogger("etude")
+EXIT_TIMEOUT_S = 2.0
+"""Seconds for which the end of a process may wait for its last events to be forwarded."""
+CHOICE = "choice:"
+"""Prefix of the problem of a user's own choice."""
 
 
 class ExperienceSettings(BaseModel):
-    """The section of the settings tree that is read here; it brings no torch."""
+    """The section of the settings tree that experience needs; it does not import torch."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -53,7 +54,7 @@ class ExperienceSettings(BaseModel):
 
 
 def read_config(file: Path | None = None, *, environ: Mapping[str, str] | None = None) -> ExperienceConfig:
-    """Of `file` or ./etude.yaml, if there is one, and ETUDE_EXPERIENCE__… variables. Other sections are left alone."""
+    """Settings from `file` or ./etude.yaml, if there is one, and ETUDE_EXPERIENCE__… variables; others are ignored."""
     tree = Tree(ExperienceSettings)
     path = file or (Path(FILE) if Path(FILE).exists() else None)
     variables = {k: v for k, v in (environ or {}).items() if k.startswith(f"{PREFIX}EXPERIENCE")}
@@ -63,23 +64,23 @@ def read_config(file: Path | None = None, *, environ: Mapping[str, str] | None =
 
 
 def config_here(file: Path | None = None) -> ExperienceConfig:
-    """What is in force in this process."""
+    """The settings in force in this process."""
     return read_config(file, environ=os.environ)
 
 
 def open_outbox(config: ExperienceConfig) -> EventBus:
-    """Where events are handed over, whatever else there is."""
+    """The outbox, to which all events are published."""
     from etude.adapters.outbox import Outbox
 
     return Outbox(_folder(config) / OUTBOX)
 
 
 def open_bus(config: ExperienceConfig) -> EventBus:
-    """From where events are taken: the broker, or the outbox where there is none."""
+    """The bus from which events are consumed: the broker, or the outbox if there is none."""
     if config.bus == EMBEDDED:
         return open_outbox(config)
     if _scheme(config.bus) not in ("nats", "tls"):
-        raise ConfigError(f"experience.bus is {config.bus!r}: expected `embedded` or nats://host:4222")
+        raise ConfigError(f"experience.bus is {mask_url(config.bus)!r}: expected `embedded` or nats://host:4222")
     from etude.adapters.nats import NatsBus
 
     return NatsBus(config.bus)
@@ -93,7 +94,7 @@ def open_store(config: Path | ExperienceConfig | None = None) -> ExperienceStore
         return SqliteStore(_folder(chosen) / STORE)
     if _scheme(chosen.store) not in ("clickhouse", "clickhouses"):
         raise ConfigError(
-            f"experience.store is {chosen.store.partition('@')[2] or chosen.store!r}: expected `embedded` or "
+            f"experience.store is {mask_url(chosen.store)!r}: expected `embedded` or "
             "clickhouse://user@host:8123/database"
         )
     from etude.adapters.clickhouse import ClickHouseStore
@@ -103,7 +104,7 @@ def open_store(config: Path | ExperienceConfig | None = None) -> ExperienceStore
 
 @contextmanager
 def existing_store(file: Path | None = None) -> Iterator[ExperienceStore | None]:
-    """The store of these settings; None where it is embedded and nothing was ever collected."""
+    """The store of these settings; None if it is embedded and nothing was ever collected."""
     config = config_here(file)
     if config.store == EMBEDDED and not (Path(config.folder) / STORE).exists():
         yield None
@@ -116,7 +117,7 @@ def existing_store(file: Path | None = None) -> Iterator[ExperienceStore | None]
 
 
 def open_place(place: str, config: ExperienceConfig) -> BlobStore:
-    """Where a dataset is or goes: a folder or URL as it is given; below experience.blobs, where that is elsewhere."""
+    """The blob store of a dataset: the given folder or URL, below experience.blobs if that is not embedded."""
     from etude.adapters.objects import open_blobs
 
     if config.blobs == EMBEDDED or "://" in place or Path(place).is_absolute():
@@ -131,7 +132,7 @@ def _scheme(url: str) -> str:
 def _folder(config: ExperienceConfig) -> Path:
     folder = Path(config.folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise ConfigError(
             f"experience.folder is {config.folder!r}: cannot be made ({error.strerror}): set another one"
@@ -139,18 +140,10 @@ def _folder(config: ExperienceConfig) -> Path:
     return folder
 
 
-def make_cleaner(config: ExperienceConfig) -> Cleaner:
-    unknown = set(config.keep_kinds) - set(KINDS)
-    if unknown:
-        raise ConfigError(f"experience.keep_kinds holds {min(unknown)!r}: expected some of {', '.join(sorted(KINDS))}")
-    kinds = tuple(kind for kind in KINDS if kind not in config.keep_kinds)
-    return Cleaner(RedactionConfig(kinds=kinds), allow=config.allow)
-
-
 def make_ingest(config: ExperienceConfig, store: ExperienceStore, bus: EventBus | None) -> Ingest:
-    """With the baselines as they were kept."""
+    """An Ingest with the stored baselines."""
     definition = find_definition(store, config.reward_version)
-    add_definition(store, definition)  # whatever a later Etude has built in
+    add_definition(store, definition)  # a later Etude may have another built-in one
     kept = store.documents(BASELINES).get(str(definition.version))
     rewarder = Rewarder(definition) if kept is None else Rewarder.from_state(definition, kept)
     return Ingest(
@@ -169,7 +162,7 @@ def now() -> datetime:
 
 @dataclass(kw_only=True)
 class Experience:
-    """What the commands work with. Opened, it has taken in whatever the outbox holds, where that is embedded."""
+    """Bus, store and ingest for the commands. When opened, it ingests the events of an embedded outbox."""
 
     config: ExperienceConfig
     bus: EventBus
@@ -184,7 +177,7 @@ class Experience:
         return make_ingest(self.config, self.store, self.bus)
 
     def catch_up(self) -> Counts:
-        """Take in what waits on the bus."""
+        """Ingest the pending messages of the bus."""
         if not self.bus.pending(TRAJECTORIES, INGEST):
             return Counts()
         return consume(self.bus, self.ingest(), stop=threading.Event(), until_empty=True)
@@ -207,35 +200,19 @@ def experience(file: Path | None = None, *, catch_up: bool = True) -> Iterator[E
         bus.close()
 
 
-_turn = threading.Lock()
-_collectors: dict[int, Collector] = {}
-
-
 def collector() -> Collector:
-    """This process's own, made when it is first asked for; a forked child makes its own.
+    """The collector of this process, made on first use.
 
-    Where none can be made the agent goes on with one that keeps nothing, and the next task asks again.
+    If it cannot be made, the agent continues with one that stores nothing, and the next task tries again.
     """
-    with _turn:
-        if os.getpid() not in _collectors:
-            try:
-                _collectors[os.getpid()] = make_collector(config_here())
-            except EtudeError as error:
-                return _unable(error)
-        return _collectors[os.getpid()]
-
-
-def _forked() -> None:
-    """Of a child: whoever held the lock is not in it."""
-    global _turn
-    _turn = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forked)
+    try:
+        return _collector()
+    except EtudeError as error:
+        return _unable(error)
 
 
 def _unable(error: EtudeError) -> Collector:
-    """Its tasks are done; the log says of each why nothing of it is kept."""
+    """A collector that stores nothing; it logs the reason for each task."""
 
     def refuse(_: object) -> NoReturn:
         raise error
@@ -243,96 +220,62 @@ def _unable(error: EtudeError) -> Collector:
     return Collector(
         bus=MemoryBus(),
         clean=refuse,
-        chooser=lambda problem: _Choosers(config_here())(problem),
+        problem_of=problem_of,
+        decider=lambda problem: make_decider(problem, config_here()),
         opted_out=frozenset,
         clock=lambda: now(),
     )
 
 
 def make_collector(config: ExperienceConfig) -> Collector:
-    """Events go to the outbox; where there is a broker, a thread of its own sends them on from there."""
+    """Events go to the outbox; where there is a broker, a thread forwards them from there."""
     outbox = open_outbox(config)
     if config.bus != EMBEDDED:
-        forwarding = Forwarding(config, outbox)
-        atexit.register(forwarding.end, patience_s=PATIENCE_S)
+        forwarding = Forwarding(outbox, lambda: open_bus(config))
+        atexit.register(forwarding.end, timeout_s=EXIT_TIMEOUT_S)
+    store = cache(lambda: open_store(config))
     return Collector(
         bus=outbox,
         clean=make_cleaner(config),
-        chooser=_Choosers(config),
-        opted_out=_opted_out(config),
+        problem_of=problem_of,
+        decider=Deciders(lambda problem: make_decider(problem, config)),
+        # At scale the consumer leaves out users who opted out.
+        opted_out=OptOuts(lambda: store().opted_out()) if config.store == EMBEDDED else frozenset,
         clock=lambda: now(),
     )
 
 
-class Forwarding:
-    """A thread that sends on what is in the outbox, for as long as this process lives."""
-
-    def __init__(self, config: ExperienceConfig, outbox: EventBus) -> None:
-        self._config, self._outbox, self._stop = config, outbox, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="etude-forward", daemon=True)
-        self._thread.start()
-
-    def end(self, *, patience_s: float = 0.0) -> None:
-        """After so long at most. What is left in the outbox is sent on by whoever opens it next."""
-        deadline = time.monotonic() + patience_s
-        with suppress(BusError):  # nobody is left who could be told
-            while time.monotonic() < deadline and self._outbox.pending(TRAJECTORIES, FORWARD):
-                time.sleep(0.01)
-        self._stop.set()
-        self._thread.join(timeout=5.0)
-
-    def _run(self) -> None:
-        try:
-            broker = open_bus(self._config)
-        except EtudeError as error:
-            log.error("events wait in the outbox and are not sent on: %s", error)
-            return
-        try:
-            forward(self._outbox, broker, stop=self._stop)
-        finally:
-            broker.close()
+_collector = PerProcess(lambda: make_collector(config_here()))
 
 
-def _opted_out(config: ExperienceConfig) -> Callable[[], frozenset[str]]:
-    """Looked up in the embedded store, every few seconds; at scale it is the consumer who leaves them out."""
-    if config.store != EMBEDDED:
-        return frozenset
-    known: tuple[float, frozenset[str]] = (-REFRESH_S, frozenset())
-    store: ExperienceStore | None = None
-
-    def users() -> frozenset[str]:
-        nonlocal known, store
-        if time.monotonic() - known[0] >= REFRESH_S:
-            store = store or open_store(config)
-            known = time.monotonic(), store.opted_out()
-        return known[1]
-
-    return users
+def problem_of(name: str) -> str:
+    """The problem of a decision by name."""
+    return name if name in names() or name.startswith(CHOICE) else f"{CHOICE}{name}"
 
 
-class _Choosers:
-    """Who decides about each problem, made when it is first asked for."""
+def make_decider(problem: str, config: ExperienceConfig) -> Decider:
+    """The policy that the settings name for a problem; for a user's own choice, the uniform policy."""
+    policy = config.policies.get(problem, config.policies.get(problem.removeprefix(CHOICE)))
+    if problem in names():
+        spec = find_spec(problem)
+        decider: Decider = resolve(spec.decider)(policy, config) if spec.decider else _loaded(spec, policy, config)
+        return decider
+    if policy not in (None, UNIFORM):
+        raise ConfigError(
+            f"experience.policies.{problem} is {policy!r}: for choices of your own there is the policy `uniform`; "
+            "log what decides elsewhere with task.decided(…)"
+        )
+    return Uniform(problem)
 
-    def __init__(self, config: ExperienceConfig) -> None:
-        self.config, self._made, self._turn = config, dict[str, Chooser](), threading.Lock()
 
-    def __call__(self, problem: str) -> Chooser:
-        with self._turn:
-            if problem not in self._made:
-                self._made[problem] = self._make(problem)
-            return self._made[problem]
+def _loaded(spec: ProblemSpec, policy: str | None, config: ExperienceConfig) -> Decider:
+    """The policy of a run; it samples if `experience.explore` is above 0."""
+    if policy is None:
+        raise ConfigError(f"experience.policies.{spec.name} is not set: name the run whose policy decides")
+    from etude.learning.run_folder import find_policy
 
-    def _make(self, problem: str) -> Chooser:
-        if problem == "workflow":
-            from etude.bootstrap.deciding import workflow_chooser
-
-            return workflow_chooser(self.config)
-        policy = self.config.policies.get(problem, "uniform")
-        if policy != "uniform":
-            raise ConfigError(
-                f"experience.policies.{problem} is {policy!r}: for problems of your own there is the policy `uniform`; "
-                "log what decides elsewhere with task.decided(…)"
-            )
-        from etude.experience.uniform import Uniform
-
-        return Uniform(problem)
+    loaded = resolve(spec.load)(find_policy(Path(policy)))
+    if not hasattr(loaded, "decide"):
+        raise ConfigError(f"the problem {spec.name!r} does not decide in task.decide: log with task.decided(…)")
+    decider: Decider = loaded.sampled() if config.explore and hasattr(loaded, "sampled") else loaded
+    return decider

@@ -1,58 +1,52 @@
-"""The command line. Importing it brings no torch: each command imports what it needs when it runs."""
+"""The command line. Importing it brings no torch: a command's module is imported when the command is called."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NoReturn
 
 import typer
 
 import etude
-from etude.cli import (
-    collect,
-    config,
-    dataset,
-    demo,
-    evaluate,
-    experience,
-    ingest,
-    prepare,
-    redact,
-    reward,
-    run,
-    runs,
-    schemas,
-    train,
-    workflow,
-)
 from etude.cli.display import fail
+from etude.cli.lazy import Entry, LazyGroup
 from etude.contracts.errors import EtudeError, MissingExtraError
+
+COMMANDS = {
+    "train": Entry("etude.cli.train:app", "Train a policy; an interrupted run resumes where it stopped."),
+    "evaluate": Entry("etude.cli.evaluate:evaluate_run", "Measure a policy, with intervals and baselines."),
+    "plan": Entry("etude.cli.orchestrator.plan:plan", "Make a plan for an instruction."),
+    "run": Entry("etude.cli.orchestrator.run:run", "Plan an instruction, carry out the plan, correct failures."),
+    "collect": Entry("etude.cli.orchestrator.collect:collect", "Carry out many workflows and log them."),
+    "prepare": Entry("etude.cli.orchestrator.prepare:prepare", "Turn execution logs into a training file."),
+    "ingest": Entry("etude.cli.ingest:ingest", "Store trajectories and feedback from JSON Lines files."),
+    "experience": Entry("etude.cli.experience:app", "Show stored experience, forget users, handle dead letters."),
+    "reward": Entry("etude.cli.reward:app", "List, add and explain reward definitions; re-score history."),
+    "dataset": Entry("etude.cli.dataset:app", "Freeze trajectories into datasets to learn from."),
+    "redact": Entry("etude.cli.redact:redact", "Show what would be redacted in a text."),
+    "runs": Entry("etude.cli.runs:app", "List runs, show one, plot it."),
+    "config": Entry("etude.cli.config:app", "Show and explain settings."),
+    "schemas": Entry("etude.cli.schemas:app", "Write the events' JSON Schemas."),
+    "demo": Entry("etude.cli.demo:demo", "Show in minutes how Etude learns."),
+}
+
+
+class Commands(LazyGroup):
+    def entries(self) -> Mapping[str, Entry]:
+        return COMMANDS
+
 
 app = typer.Typer(
     name="etude",
+    cls=Commands,
     help="Learns the decisions an AI-agent orchestrator makes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(train.app, name="train")
-app.command("evaluate")(evaluate.evaluate_run)
-app.command("plan")(workflow.plan)
-app.command("run")(run.run)
-app.command("collect")(collect.collect)
-app.command("prepare")(prepare.prepare)
-app.command("ingest")(ingest.ingest)
-app.add_typer(experience.app, name="experience")
-app.add_typer(reward.app, name="reward")
-app.add_typer(dataset.app, name="dataset")
-app.command("redact")(redact.redact)
-app.add_typer(runs.app, name="runs")
-app.add_typer(config.app, name="config")
-app.add_typer(schemas.app, name="schemas")
-app.command("demo")(demo.demo)
 
 
 def _version(asked: bool) -> None:
@@ -64,15 +58,15 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Exit codes: 0 done, 1 our mistake, 2 something to correct, 130 and 143 interrupted."""
-    # Threads that wait must not spin for long: on a busy machine two that do are several times slower than one alone.
+    """Run a command. Exit codes: 0 success, 1 unexpected error, 2 error to correct, 130 and 143 interrupted."""
+    # Waiting threads must not spin for long: on a busy machine two spinning threads are several times slower than one.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app(args=args, prog_name="etude")
@@ -86,9 +80,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         fail(str(MissingExtraError(needs=error.name, extra="train")))
         sys.exit(2)
     except OSError as error:
-        fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        fail(f"{error.filename or 'a file or stream that is not named'}: {error.strerror or error}")
         sys.exit(2)
-    except Exception as error:  # a traceback is for those who ask for it
+    except Exception as error:  # a traceback is shown on request
         _unexpected(error)
 
 

@@ -1,63 +1,41 @@
-"""`etude config`: what is in force and where each value came from, and what each setting does."""
+"""`etude config`: shows the settings in force, where each value came from, and what each setting does."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from etude.cli.display import console, setting, table
+from etude.cli.options import Assignments, ConfigFile
 from etude.contracts.errors import ConfigError
-
-if TYPE_CHECKING:
-    from etude.settings.sources import Field, Resolved
-    from etude.settings.tree import Settings
+from etude.contracts.services import mask_url
+from etude.settings.sources import FILE, Field
+from etude.settings.tree import resolve_settings, tree_of
 
 app = typer.Typer(no_args_is_help=True, help="Show and explain settings.")
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Settings file instead of ./etude.yaml.")
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as ppo.lr=0.001; may be repeated."),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(metavar="document|wide", help="The source document's hyper-parameters, or batches for a GPU."),
-]
-
-
-def resolve_settings(
-    *,
-    preset: str | None,
-    config: Path | None,
-    assignments: Sequence[str] | None,
-    flags: Mapping[str, Any] | None = None,
-) -> Resolved[Settings]:
-    """What a command is to use: the only place where the environment and the working directory are looked at."""
-    from etude.settings.sources import FILE
-    from etude.settings.tree import resolve
-
-    file = config or (Path(FILE) if Path(FILE).exists() else None)
-    return resolve(preset=preset, config=file, environ=os.environ, flags=flags, assignments=assignments or ())
-
 
 @app.command()
-def show(preset: Preset = None, config: ConfigFile = None, assignments: Assignments = None) -> None:
-    """What is in force here and where each value came from."""
-    resolved = resolve_settings(preset=preset, config=config, assignments=assignments)
+def show(
+    preset: Annotated[str | None, typer.Option(help="Named group of settings, for every problem that has it.")] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+) -> None:
+    """Show the settings in force and where each value came from."""
+    file = config or (Path(FILE) if Path(FILE).exists() else None)
+    resolved = resolve_settings(preset=preset, config=file, environ=os.environ, assignments=assignments or ())
     values = resolved.settings.model_dump(mode="json")
     rows = []
     for key, origin in resolved.origins.items():
         value: Any = values
         for part in key.split("."):
             value = value[part]
-        cells = [key, setting(value), origin]
+        cells = [key, setting(mask_url(value) if isinstance(value, str) and ":" in value else value), origin]
         style = "dim" if origin == "default" else "bold"
         rows.append([f"[{style}]{escape(cell)}[/]" for cell in cells])
     console().print(table("setting", "value", "from", rows=rows))
@@ -65,10 +43,10 @@ def show(preset: Preset = None, config: ConfigFile = None, assignments: Assignme
 
 @app.command()
 def explain(
-    key: Annotated[str | None, typer.Argument(help="A setting or a section; all when left out.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As a page for the documentation.")] = False,
+    key: Annotated[str | None, typer.Argument(help="Setting or section to explain; all by default.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a page for the documentation.")] = False,
 ) -> None:
-    """What each setting does, what it takes, and its default."""
+    """Show what each setting does, its type and its default."""
     found = _fields(key)
     if markdown:
         typer.echo(to_markdown(found), nl=False)
@@ -81,7 +59,7 @@ def explain(
 
 
 def to_markdown(found: Sequence[Field]) -> str:
-    """One table a section; the same text as `explain`, so the page can be made anew at any time."""
+    """A page with one table per section and the same text as `explain`."""
     lines: list[str] = []
     section = ""
     for field in found:
@@ -95,12 +73,11 @@ def to_markdown(found: Sequence[Field]) -> str:
 
 
 def _fields(key: str | None) -> list[Field]:
-    from etude.settings.tree import TREE
-
-    found = [field for field in TREE.fields if key is None or f"{field.key}.".startswith(f"{key}.")]
+    tree = tree_of(None)
+    found = [field for field in tree.fields if key is None or f"{field.key}.".startswith(f"{key}.")]
     if not found:
         raise ConfigError(
-            f"there is no setting {key!r}: {TREE.suggest(key or '')}`etude config explain` lists them all"
+            f"there is no setting {key!r}: {tree.suggest(key or '')}`etude config explain` lists them all"
         )
     return found
 

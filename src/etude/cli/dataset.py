@@ -1,4 +1,4 @@
-"""`etude dataset`: freeze what the store holds into a dataset, list datasets, look into one, check one."""
+"""`etude dataset`: freezes stored trajectories into a dataset, lists datasets, shows one, verifies one."""
 
 from __future__ import annotations
 
@@ -6,84 +6,101 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 import typer
+from msgspec.structs import replace
+from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from etude.cli.config import ConfigFile
+from etude.adapters.objects import open_blobs
+from etude.bootstrap.experience import STORE, config_here, open_place
 from etude.cli.display import console, print_json, table
 from etude.cli.experience import stored
+from etude.cli.options import ConfigFile
+from etude.contracts.blobs import BlobStore
 from etude.contracts.errors import ConfigError, DatasetError
+from etude.contracts.query import parse
+from etude.experience.config import EMBEDDED
+from etude.experience.datasets import MANIFEST, Dataset, DatasetConfig, Manifest, registered
+from etude.experience.datasets import create as create_dataset
+from etude.experience.datasets import verify as verify_dataset
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import ProgressColumn
-
-    from etude.contracts.blobs import BlobStore
-    from etude.experience.datasets import Manifest
-
-app = typer.Typer(no_args_is_help=True, help="Freeze experience into datasets, list them, look into one, check one.")
+app = typer.Typer(no_args_is_help=True, help="Freeze experience into datasets, list them, show one, verify one.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON; the rest goes to stderr.")]
-Which = Annotated[str, typer.Argument(metavar="DATASET", help="Its id, folder, or s3://….", show_default=False)]
+Which = Annotated[
+    str, typer.Argument(metavar="DATASET", help="Dataset: its id, folder, or s3://….", show_default=False)
+]
 
 
 @app.command()
 def create(
-    problem: Annotated[str, typer.Option(help="Such as workflow, allocation, or your own.", show_default=False)],
+    problem: Annotated[
+        str, typer.Option(help="Name of the problem; choice:NAME for a choice of your own.", show_default=False)
+    ],
     out: Annotated[
         str,
         typer.Option(
-            help="An empty folder, below experience.blobs if that is set, or s3://bucket/prefix?endpoint=…&region=….",
+            help="Empty folder, below experience.blobs if that is set, or s3://bucket/prefix?endpoint=…&region=….",
             show_default=False,
         ),
     ],
     where: Annotated[
-        str, typer.Option(metavar="CONDITIONS", help="Such as `outcome=success and time>=2026-11-01`.")
+        str, typer.Option(metavar="CONDITIONS", help="Conditions, such as `outcome=success and time>=2026-11-01`.")
     ] = "",
     reward_version: Annotated[
         int | None,
-        typer.Option(min=1, help="The reward definition to learn from.", show_default="the one in the settings"),
+        typer.Option(min=1, help="Reward version to use.", show_default="the one in the settings"),
     ] = None,
     split: Annotated[
         Literal["context", "time"],
-        typer.Option(help="context: never the same request in two splits; time: the newest are the test."),
+        typer.Option(help="context: a request is in one split only; time: the newest are the test split."),
     ] = "context",
-    shares: Annotated[str, typer.Option(help="Of train, validation and test.")] = "0.8,0.1,0.1",
+    shares: Annotated[str, typer.Option(help="Shares of train, validation and test.")] = "0.8,0.1,0.1",
     balance: Annotated[
-        Literal["none", "outcome", "policy"], typer.Option(help="Let each of these weigh as much as the others.")
+        Literal["none", "outcome", "policy", "task_type"],
+        typer.Option(help="Give each outcome, policy or set of task types the same total weight."),
     ] = "none",
     prioritise: Annotated[
-        float, typer.Option(min=0.0, help="Weigh by distance from the context's mean reward, to this power; 0 is off.")
+        float, typer.Option(min=0.0, help="Weight by distance from the context's mean reward, to this power; 0 is off.")
     ] = 0.0,
     deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="Keep one of those with the same request, actions and ending.")
+        bool,
+        typer.Option("--deduplicate", help="Keep one trajectory of those with the same request, actions and ending."),
     ] = False,
-    limit: Annotated[int | None, typer.Option("--max", min=1, help="At most so many.", show_default="all")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--max", min=1, help="Maximum number of trajectories.", show_default="all")
+    ] = None,
     min_confidence: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Leave out rewards that less is known of.")
+        float, typer.Option(min=0.0, max=1.0, help="Leave out rewards with a lower confidence.")
     ] = 0.0,
     require_propensity: Annotated[
-        bool, typer.Option("--require-propensity", help="Leave out what was decided without a logged propensity.")
+        bool,
+        typer.Option(
+            "--require-propensity", help="Leave out trajectories with a decision without a logged propensity."
+        ),
     ] = False,
     cap: Annotated[
-        float | None, typer.Option(min=1.0, help="No weight above so many times the mean.", show_default="none")
+        float | None,
+        typer.Option(min=1.0, help="Largest weight, as a multiple of the mean weight.", show_default="none"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of splits, and of what --max takes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the splits and of the sample that --max takes.")] = 0,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Freeze what matches into a dataset: trajectories with their rewards, split, in shards, hashed."""
-    from msgspec.structs import replace
-
-    from etude.bootstrap.experience import config_here, open_place
-    from etude.contracts.query import parse
-    from etude.experience.datasets import DatasetConfig
-    from etude.experience.datasets import create as create_dataset
-
+    """Freeze matching trajectories with their rewards into a dataset: split, sharded and hashed."""
     chosen = DatasetConfig(
         split=split,
         shares=_shares(shares),
@@ -121,16 +138,14 @@ def create(
 
 @app.command("list")
 def list_datasets(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Every dataset made from the store, newest last."""
-    from etude.experience.datasets import registered
-
+    """List every dataset made from the store, newest last."""
     with stored(config) as store:
         found = sorted(registered(store).values(), key=lambda manifest: (manifest.created, manifest.id))
     if as_json:
         print_json([_to_json(manifest) for manifest in found])
         return
     if not found:
-        console().print("no datasets: `etude dataset create --problem workflow --out datasets/a` makes one")
+        console().print("no datasets: `etude dataset create --problem choice:model --out datasets/a` makes one")
         return
     rows = [
         [
@@ -150,9 +165,7 @@ def list_datasets(config: ConfigFile = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(dataset: Which, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """What is in a dataset, from where, and what was left out."""
-    from etude.experience.datasets import Dataset
-
+    """Show the content of a dataset, its source, and what was left out."""
     manifest = Dataset(_open(dataset, config), verify=False).manifest
     if as_json:
         print_json(_to_json(manifest))
@@ -163,9 +176,6 @@ def show(dataset: Which, config: ConfigFile = None, as_json: AsJson = False) -> 
 @app.command()
 def verify(dataset: Which, config: ConfigFile = None) -> None:
     """Compare every shard of a dataset with its hash."""
-    from etude.experience.datasets import Dataset
-    from etude.experience.datasets import verify as verify_dataset
-
     blobs, screen = _open(dataset, config), console()
     total = sum(shard.bytes for shard in Dataset(blobs, verify=False).manifest.shards)
     with _bar("checking", total, screen, DownloadColumn()) as progress:
@@ -191,10 +201,7 @@ def _bar(what: str, total: int, screen: Console, count: ProgressColumn) -> Itera
 
 
 def _source(config: Path | None) -> str:
-    """The store without its password."""
-    from etude.bootstrap.experience import STORE, config_here
-    from etude.experience.config import EMBEDDED
-
+    """URL of the store without its password."""
     chosen = config_here(config)
     if chosen.store == EMBEDDED:
         return str(Path(chosen.folder).absolute() / STORE)
@@ -203,11 +210,7 @@ def _source(config: Path | None) -> str:
 
 
 def _open(dataset: str, config: Path | None) -> BlobStore:
-    """By its place, or by its id or how that begins."""
-    from etude.adapters.objects import open_blobs
-    from etude.bootstrap.experience import config_here, open_place
-    from etude.experience.datasets import MANIFEST, registered
-
+    """Open a dataset by its location, its id, or a prefix of its id."""
     if "://" in dataset or Path(dataset).exists():
         return open_blobs(dataset)
     there = open_place(dataset, config_here(config))
@@ -247,7 +250,7 @@ def _tell(manifest: Manifest, screen: Console) -> None:
 
 
 def _shared(name: str, counts: dict[str, int], total: int) -> list[list[str]]:
-    """The name beside the first only."""
+    """Rows of counts with their shares; only the first has the name."""
     return [
         [name if i == 0 else "", escape(kind), f"{many:,}", f"{many / total:.1%}" if total else "–"]
         for i, (kind, many) in enumerate(counts.items())
@@ -255,6 +258,4 @@ def _shared(name: str, counts: dict[str, int], total: int) -> list[list[str]]:
 
 
 def _to_json(manifest: Manifest) -> Any:
-    import msgspec
-
     return msgspec.to_builtins(manifest)

@@ -1,58 +1,65 @@
-"""`etude experience`: what was collected, and what is done with it."""
+"""`etude experience`: shows, exports and erases collected trajectories, and handles dead letters."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import typer
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from etude.cli.config import ConfigFile
+from etude.adapters.objects import open_blobs
+from etude.bootstrap.executions import registered_logs
+from etude.bootstrap.experience import experience, now, open_bus, open_outbox
 from etude.cli.display import console, duration, print_json, sparkline, table
-from etude.contracts.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from etude.contracts.blobs import BlobStore
-    from etude.contracts.store import ExperienceStore, Stats, Story, Summary
-    from etude.experience.ingest import Counts
+from etude.cli.options import ConfigFile
+from etude.contracts.blobs import BlobStore
+from etude.contracts.errors import ConfigError, DataError, StoreError
+from etude.contracts.query import parse
+from etude.contracts.services import mask_url
+from etude.contracts.store import ExperienceStore, Stats, Summary, TrajectoryDetail
+from etude.contracts.subjects import encode
+from etude.experience.cleaning import pseudonym
+from etude.experience.forgetting import forget as forget_everywhere
+from etude.experience.forward import Forwarding
+from etude.experience.ingest import Counts, consume
+from etude.files.durable import make_file
+from etude.orchestrator.log import forget_in_logs
 
 LAST = (1 << 63) - 1
-"""The highest number that a store counts to."""
-LONGEST_DAYS = 100_000.0
-"""Nothing is older."""
-app = typer.Typer(no_args_is_help=True, help="Trajectories that were collected: see, export, forget.")
+"""The highest number of a dead letter."""
+MAX_DAYS = 100_000.0
+"""Maximum age in days."""
+app = typer.Typer(no_args_is_help=True, help="Show, export and forget collected trajectories.")
 
 WhereText = Annotated[
     str,
     typer.Option(
-        "--where", metavar="CONDITIONS", help="Such as 'problem=workflow and outcome=success and time>=2026-11-01'."
+        "--where",
+        metavar="CONDITIONS",
+        help="Conditions, such as 'problem=choice:model and outcome=success and time>=2026-11-01'.",
     ),
 ]
 RewardVersion = Annotated[
     int | None,
-    typer.Option(min=1, max=LAST, help="Rewards of this definition.", show_default="the one in the settings"),
+    typer.Option(min=1, max=LAST, help="Reward version to show.", show_default="the one in the settings"),
 ]
-Limit = Annotated[int, typer.Option(min=1, max=1_000_000, help="So many.")]
+Limit = Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum number of rows.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @contextmanager
 def stored(config: Path | None) -> Iterator[ExperienceStore]:
-    """The store, after whatever waited in the outbox was taken in."""
-    from etude.bootstrap.experience import experience
-
+    """The store, after the events in the outbox were ingested."""
     with experience(config) as opened:
         yield opened.store
 
@@ -61,10 +68,7 @@ def stored(config: Path | None) -> Iterator[ExperienceStore]:
 def stats(
     where: WhereText = "", reward_version: RewardVersion = None, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
-    """How much there is, of what, and what it was worth."""
-    from etude.bootstrap.experience import experience
-    from etude.contracts.query import parse
-
+    """Show numbers of trajectories by problem, policy and outcome, and their rewards."""
     with experience(config) as opened:
         found = opened.store.stats(parse(where), version=reward_version or opened.config.reward_version)
         letters = len(opened.bus.dead_letters(limit=1000))
@@ -115,15 +119,12 @@ def _print_stats(found: Stats) -> None:
 def list_(
     where: WhereText = "",
     limit: Limit = 20,
-    after: Annotated[str | None, typer.Option(help="The cursor that the page before ended with.")] = None,
+    after: Annotated[str | None, typer.Option(help="Cursor at which the previous page ended.")] = None,
     reward_version: RewardVersion = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Trajectories, the newest first."""
-    from etude.bootstrap.experience import experience
-    from etude.contracts.query import parse
-
+    """List trajectories, newest first."""
     with experience(config) as opened:
         version = reward_version or opened.config.reward_version
         page = opened.store.page(parse(where), version=version, after=after, limit=limit)
@@ -152,16 +153,14 @@ def _listed(row: Summary) -> list[str]:
 
 @app.command()
 def show(
-    id: Annotated[str, typer.Argument(metavar="ID", help="Of a trajectory.", show_default=False)],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the trajectory.", show_default=False)],
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """All there is about one trajectory."""
-    from etude.bootstrap.experience import experience
-
+    """Show everything that is stored about one trajectory."""
     with experience(config) as opened:
-        story = opened.store.story(id)
-        if story is None:
+        detail = opened.store.detail(id)
+        if detail is None:
             gone = id in opened.store.forgotten([id])
             raise DataError(
                 f"{id!r} was forgotten on its user's request"
@@ -169,13 +168,13 @@ def show(
                 else f"there is no trajectory {id!r}: `etude experience list` shows them"
             )
     if as_json:
-        print_json(msgspec.to_builtins(story))
+        print_json(msgspec.to_builtins(detail))
     else:
-        _print_story(story)
+        _print_detail(detail)
 
 
-def _print_story(story: Story) -> None:
-    screen, t = console(), story.trajectory
+def _print_detail(detail: TrajectoryDetail) -> None:
+    screen, t = console(), detail.trajectory
     about = {"user": t.user, "group": t.group, "tenant": t.tenant, "agent": t.agent, "model": t.model}
     screen.print(f"[bold]{escape(t.id)}[/]  {t.time:%Y-%m-%d %H:%M:%S %Z}  {escape(t.problem)}", soft_wrap=True)
     screen.print(escape(t.task), soft_wrap=True)
@@ -190,19 +189,19 @@ def _print_story(story: Story) -> None:
             soft_wrap=True,
         )
     for turn in t.turns:
-        told = f"[red]{escape(turn.error)}[/]" if turn.error else escape(_short(turn.result))
-        screen.print(f"  {turn.at_ms:8.0f} ms  {escape(_short(turn.action))} → {told}", soft_wrap=True)
+        shown = f"[red]{escape(turn.error)}[/]" if turn.error else escape(_short(turn.result))
+        screen.print(f"  {turn.at_ms:8.0f} ms  {escape(_short(turn.action))} → {shown}", soft_wrap=True)
     outcome = t.outcome
     cost = "" if outcome.cost_usd is None else f", {outcome.cost_usd:.4f} USD"
     took = "" if outcome.latency_ms is None else f", {_took(outcome.latency_ms)}"
     screen.print(f"{_outcome(outcome.success)} ({outcome.ended}{cost}{took})", soft_wrap=True)
-    said = [(s.thumbs, s.stars, s.comment) for s in t.feedback] + [
-        (f.thumbs, f.stars, f.comment) for f in story.feedback
+    ratings = [(s.thumbs, s.stars, s.comment) for s in t.feedback] + [
+        (f.thumbs, f.stars, f.comment) for f in detail.feedback
     ]
-    for thumbs, stars, comment in said:
+    for thumbs, stars, comment in ratings:
         parts = [thumbs and f"thumbs {thumbs}", stars and f"{stars} stars", comment]
         screen.print(f"feedback: {escape(', '.join(part for part in parts if part))}", soft_wrap=True)
-    for reward in story.rewards:
+    for reward in detail.rewards:
         screen.print(
             f"reward {reward.total:.3f} (version {reward.version}, revision {reward.revision}, "
             f"confidence {reward.confidence:.2f})"
@@ -214,15 +213,11 @@ def _print_story(story: Story) -> None:
 @app.command()
 def export(
     where: WhereText = "",
-    out: Annotated[Path | None, typer.Option(help="A file.", show_default="standard output")] = None,
-    feedback: Annotated[bool, typer.Option("--feedback", help="What was said of them, too.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output file.", show_default="standard output")] = None,
+    feedback: Annotated[bool, typer.Option("--feedback", help="Include later feedback.")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Write trajectories as JSON Lines, the oldest first; `etude ingest` reads them."""
-    from etude.bootstrap.experience import experience
-    from etude.contracts.query import parse
-    from etude.contracts.subjects import encode
-
+    """Write trajectories as JSON Lines, oldest first; `etude ingest` reads them."""
     with experience(config) as opened:
         rows = opened.store.scan(parse(where), version=opened.config.reward_version)
         screen = console(stderr=True)
@@ -236,38 +231,39 @@ def export(
             task = bar.add_task("", total=None)
             for row in rows:
                 file.write(row.body + b"\n")
-                if feedback and (story := opened.store.story(row.summary.id)) is not None:
-                    file.writelines(encode(said) + b"\n" for said in story.feedback)
+                if feedback and (detail := opened.store.detail(row.summary.id)) is not None:
+                    file.writelines(encode(rating) + b"\n" for rating in detail.feedback)
                 count += 1
                 bar.advance(task)
     if out is not None:
         screen.print(f"{count:,} trajectories written to {escape(str(out))}", soft_wrap=True)
 
 
-def _opened(out: Path | None) -> Any:
-    return open(sys.stdout.fileno(), "wb", closefd=False) if out is None else out.open("wb")
+def _opened(out: Path | None) -> BinaryIO:
+    if out is None:
+        return open(sys.stdout.fileno(), "wb", closefd=False)
+    make_file(out)
+    return out.open("wb")
 
 
 @app.command()
 def forget(
-    user: Annotated[str, typer.Option(help="Whose trajectories are to be erased.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nobody is asked.")] = False,
+    user: Annotated[str, typer.Option(help="User to forget.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase a user everywhere: in the store, on the bus, in datasets. It cannot be taken back.
+    """Erase a user everywhere: in the store, on the bus, in datasets and execution logs. It cannot be undone.
 
-    Names the policies that learned from the data before; later trainings do not see it.
+    Names the policies that already learned from the data; later trainings do not use it.
     """
-    from etude.bootstrap.experience import experience, now, open_outbox
-    from etude.experience.forgetting import forget as forget_everywhere
-
     if not yes and not as_json and sys.stdin.isatty():
         typer.confirm(f"Erase everything about {user!r}?", abort=True)
     with experience(config) as opened:
         buses = [opened.bus] if opened.is_embedded else [opened.bus, open_outbox(opened.config)]
         try:
             gone = forget_everywhere(user, opened.store, buses, open_dataset=_datasets(opened.store), time=now())
+            logged, failed = _forget_in_logs(user, opened.store)
         finally:
             for bus in buses[1:]:
                 bus.close()
@@ -276,6 +272,8 @@ def forget(
             {
                 "trajectories": gone.trajectories,
                 "messages": gone.messages,
+                "executions": logged,
+                "logs_unreachable": {str(folder): why for folder, why in failed.items()},
                 "datasets": gone.datasets,
                 "unreachable": list(gone.unreachable),
                 "policies": [msgspec.to_builtins(record) for record in gone.policies],
@@ -283,22 +281,29 @@ def forget(
         )
         return
     screen = console()
-    screen.print(f"{gone.trajectories:,} trajectories and {gone.messages:,} messages erased")
+    screen.print(
+        f"{gone.trajectories:,} trajectories, {gone.messages:,} messages and {logged:,} logged executions erased"
+    )
+    for folder, why in failed.items():
+        screen.print(f"not erased in the log {escape(str(folder))}: {escape(why)}; repeat this command", soft_wrap=True)
     for dataset, count in gone.datasets.items():
         where = " – not reachable: erase them there too" if dataset in gone.unreachable else ""
         screen.print(f"{count:,} were in dataset {escape(dataset)}{where}", soft_wrap=True)
     for record in gone.policies:
         screen.print(
             f"policy {escape(record.version)} ({escape(record.run)}) learned from dataset {record.dataset}: train it "
-            "anew to be rid of what it learned from them",
+            "again to remove what it learned from them",
             soft_wrap=True,
         )
 
 
+def _forget_in_logs(user: str, store: ExperienceStore) -> tuple[int, dict[Path, str]]:
+    """Executions erased from the logs that the store knows, and the logs that could not be opened, with the reason."""
+    return forget_in_logs(registered_logs(store), (user, pseudonym(user)))
+
+
 def _datasets(store: ExperienceStore) -> Callable[[str], BlobStore | None]:
-    """A dataset by its id, as it is registered; None where it is gone."""
-    from etude.adapters.objects import open_blobs
-    from etude.contracts.errors import StoreError
+    """A function that opens a registered dataset by its id; None if it no longer exists."""
 
     def opened(dataset: str) -> BlobStore | None:
         body = store.documents("dataset").get(dataset)
@@ -316,14 +321,11 @@ def _datasets(store: ExperienceStore) -> Callable[[str], BlobStore | None]:
 
 @app.command("opt-out")
 def opt_out(
-    user: Annotated[str, typer.Option(help="Of whom nothing is to be kept.", show_default=False)],
-    undo: Annotated[bool, typer.Option("--undo", help="They changed their mind.")] = False,
+    user: Annotated[str, typer.Option(help="User to opt out.", show_default=False)],
+    undo: Annotated[bool, typer.Option("--undo", help="Undo an earlier opt-out.")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Keep nothing of a user from now on. What is there stays until it is forgotten."""
-    from etude.bootstrap.experience import experience
-    from etude.experience.cleaning import pseudonym
-
+    """Store nothing about a user from now on. Stored data stays until `forget`."""
     with experience(config) as opened:
         for name in (user, pseudonym(user)):
             opened.store.set_opt_out(name, not undo)
@@ -334,13 +336,11 @@ def opt_out(
 @app.command("dead-letters")
 def dead_letters(
     limit: Limit = 20,
-    after: Annotated[int, typer.Option(min=0, max=LAST, help="Those with higher numbers.")] = 0,
+    after: Annotated[int, typer.Option(min=0, max=LAST, help="Show only dead letters with higher numbers.")] = 0,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Messages that nothing could be made of, with the reason."""
-    from etude.bootstrap.experience import experience
-
+    """List messages that could not be processed, with the reason."""
     with experience(config) as opened:
         letters = opened.bus.dead_letters(after=after, limit=limit)
     if as_json:
@@ -372,18 +372,18 @@ def dead_letters(
     columns = ("number", "buried", "subject", "reason", "begins")
     console().print(table(*columns, rows=rows, right=("number",)) if rows else "there are none")
     if rows:
-        console().print("`etude experience replay-dead-letters` gives them another chance", soft_wrap=True)
+        console().print("`etude experience replay-dead-letters` processes them again", soft_wrap=True)
 
 
 @app.command("replay-dead-letters")
 def replay_dead_letters(
-    numbers: Annotated[list[int] | None, typer.Argument(min=1, max=LAST, help="Which; all when left out.")] = None,
+    numbers: Annotated[
+        list[int] | None, typer.Argument(min=1, max=LAST, help="Numbers of dead letters; all by default.")
+    ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead letters another chance: after an upgrade, or once their trajectory is there."""
-    from etude.bootstrap.experience import experience
-
+    """Process dead letters again, for example after an upgrade or when their trajectory has arrived."""
     with experience(config) as opened:
         chosen, replayed, after = list(numbers or ()), 0, 0
         if chosen:
@@ -402,7 +402,7 @@ def replay_dead_letters(
 
 
 def _newest(bus: Any) -> int:
-    """The highest number now: what is buried again while they are replayed has a higher one."""
+    """The highest number now: letters that are buried again during the replay have higher ones."""
     last = 0
     while batch := bus.dead_letters(after=last, limit=1000):
         last = batch[-1].number
@@ -418,48 +418,39 @@ def _became(counts: Counts | None) -> dict[str, int]:
 
 @app.command()
 def work(config: ConfigFile = None) -> None:
-    """Take in what comes over the bus until interrupted: the consumer, any number of which may share the work."""
-    from etude.bootstrap.experience import Forwarding, experience, open_outbox
-    from etude.experience.ingest import consume
-
+    """Ingest events from the bus until interrupted. Any number of these consumers may share the work."""
     screen, stop = console(stderr=True), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with experience(config, catch_up=False) as opened:
-        screen.print(f"taking in events from {escape(_named(opened.config.bus))}; Ctrl-C ends it", soft_wrap=True)
+        screen.print(f"ingesting events from {escape(mask_url(opened.config.bus))}; Ctrl-C ends it", soft_wrap=True)
         outbox = None if opened.is_embedded else open_outbox(opened.config)
-        forwarding = None if outbox is None else Forwarding(opened.config, outbox)  # what a process left behind here
+        # Events that an ended process left in the outbox of this machine.
+        forwarding = None if outbox is None else Forwarding(outbox, lambda: open_bus(opened.config))
         try:
             counts = consume(opened.bus, opened.ingest(), stop=stop)
         finally:
             if forwarding is not None and outbox is not None:
                 forwarding.end()
                 outbox.close()
-    told = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in _became(counts).items()]
-    screen.print(f"took in {', '.join(told) or 'nothing'}", soft_wrap=True)
-
-
-def _named(url: str) -> str:
-    """Without what may be a password."""
-    return url.partition("://")[0] + "://" + url.rpartition("@")[2] if "@" in url else url
+    counted = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in _became(counts).items()]
+    screen.print(f"ingested {', '.join(counted) or 'nothing'}", soft_wrap=True)
 
 
 @app.command()
 def expire(
     days: Annotated[
         float | None,
-        typer.Option(min=0, help="Older than this.", show_default="experience.retention_days"),
+        typer.Option(min=0, help="Minimum age in days.", show_default="experience.retention_days"),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Remove trajectories that are older than they are to be kept."""
-    from etude.bootstrap.experience import experience, now
-
+    """Remove trajectories older than the retention time."""
     with experience(config) as opened:
         chosen = opened.config.retention_days if days is None else days
         if chosen is None:
             raise ConfigError("experience.retention_days is null, which keeps everything: set it, or give --days")
-        count = opened.store.expire(now() - timedelta(days=min(chosen, LONGEST_DAYS)))
+        count = opened.store.expire(now() - timedelta(days=min(chosen, MAX_DAYS)))
     console().print(f"{count:,} trajectories older than {chosen:g} days removed")
 
 
@@ -472,7 +463,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _took(latency_ms: float | None) -> str:
-    """Sums of what senders tell may be beyond any number."""
+    """A duration as text; reported latencies may sum to infinity."""
     return "–" if latency_ms is None or not isfinite(latency_ms) else duration(latency_ms / 1e3)
 
 

@@ -1,51 +1,46 @@
-"""`etude ingest`: events from files to the store."""
+"""`etude ingest`: stores events from files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import Annotated, BinaryIO
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.cli.config import ConfigFile
+from etude.bootstrap.experience import Experience, experience
 from etude.cli.display import console, print_json, table
+from etude.cli.options import ConfigFile
 from etude.contracts.errors import DataError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from etude.bootstrap.experience import Experience
-    from etude.experience.files import Convert
-    from etude.experience.ingest import Counts
-    from etude.problems.workflow.catalogue import Catalogue
+from etude.experience.cleaning_pool import clean_messages
+from etude.experience.files import Convert, read_lines
+from etude.experience.ingest import Counts, ingest_messages
+from etude.orchestrator.log import execution_event, log_catalogue
+from etude.problems.catalogue import Catalogue, read_catalogue
 
 SHOWN = 5
-"""Reasons that are told."""
+"""Maximum number of reasons shown."""
 
 
 def ingest(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE…", help="JSON Lines of events, or execution logs; - is standard input."),
+        typer.Argument(metavar="FILE…", help="JSON Lines files of events, or execution logs; - is standard input."),
     ],
     catalogue: Annotated[
         Path | None,
-        typer.Option(help="Of execution logs: what their ids mean.", show_default="catalogue.json beside them"),
+        typer.Option(help="Catalogue of execution logs.", show_default="catalogue.json next to them"),
     ] = None,
     config: ConfigFile = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what became of the lines as JSON; the rest goes to stderr.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON; the rest goes to stderr.")] = False,
 ) -> None:
-    """Take in trajectories and feedback: checked, redacted, stored once, rewarded.
+    """Ingest trajectories and feedback: checked, redacted, stored once, rewarded.
 
-    Lines that are no events are kept as dead letters with the reason. The same file again changes nothing.
+    Lines that are not events become dead letters with the reason. Ingesting a file again changes nothing.
     """
-    from etude.bootstrap.experience import experience
-
     for name in files:
         if name != "-" and (Path(name).is_dir() or not Path(name).exists()):
             wrong = "is a folder" if Path(name).is_dir() else "there is no such file"
@@ -58,21 +53,17 @@ def ingest(
             task = bar.add_task("", total=total or None)
             for name in files:
                 with open(0, "rb", closefd=False) if name == "-" else Path(name).open("rb") as file:
-                    for size in _take(opened, file, _convert(name, catalogue)):
+                    for size in _ingest(opened, file, _convert(name, catalogue)):
                         bar.advance(task, size)
-        _tell(opened.caught_up, screen, as_json=as_json)
+        _print_counts(opened.caught_up, screen, as_json=as_json)
 
 
-def _take(opened: Experience, file: BinaryIO, convert: Convert) -> Iterator[int]:
-    """Batches of lines to the store or, where there is one, to the broker; their bytes."""
-    from etude.bootstrap.ingesting import clean_messages
-    from etude.experience.files import read_lines
-    from etude.experience.ingest import take_in
-
-    taking = opened.ingest() if opened.is_embedded else None
+def _ingest(opened: Experience, file: BinaryIO, convert: Convert) -> Iterator[int]:
+    """Send batches of lines to the store or, if there is one, to the broker; yield their sizes in bytes."""
+    ingest = opened.ingest() if opened.is_embedded else None
     for messages, size in clean_messages(read_lines(file), opened.config, convert):
-        if taking is not None:
-            take_in(opened.bus, taking, messages, opened.caught_up)
+        if ingest is not None:
+            ingest_messages(opened.bus, ingest, messages, opened.caught_up)
         else:
             opened.bus.publish(messages)
             opened.caught_up.sent += len(messages)
@@ -80,30 +71,28 @@ def _take(opened: Experience, file: BinaryIO, convert: Convert) -> Iterator[int]
 
 
 def _convert(name: str, catalogue: Path | None) -> Convert:
-    """Lines of an execution log to trajectories; its catalogue is read when the first is met."""
+    """A function that converts lines of an execution log to trajectories; it reads the catalogue on first use."""
     known: list[Catalogue] = []
 
     def convert(line: bytes) -> bytes | None:
         if b'"planner_outputs"' not in line or b'"execution_result"' not in line or b'"agent.rl.' in line:
             return None
-        from etude.bootstrap.deciding import execution_event, log_catalogue_of
-
         if not known:
-            known.append(log_catalogue_of(Path(name), catalogue))
+            known.append(read_catalogue(catalogue) if catalogue is not None else log_catalogue(Path(name)))
         return execution_event(line, known[0])
 
     return convert
 
 
-def _tell(counts: Counts, screen: Console, *, as_json: bool) -> None:
-    told = {str(kind): count for kind, count in counts.stored.items()}
-    told |= {"sent": counts.sent} if counts.sent else {}
+def _print_counts(counts: Counts, screen: Console, *, as_json: bool) -> None:
+    counted = {str(kind): count for kind, count in counts.stored.items()}
+    counted |= {"sent": counts.sent} if counts.sent else {}
     if as_json:
-        print_json({**told, "dead_letters": counts.buried, "reasons": dict(counts.reasons)})
+        print_json({**counted, "dead_letters": counts.buried, "reasons": dict(counts.reasons)})
         return
-    rows = [[kind.replace("_", " "), f"{count:,}"] for kind, count in told.items()]
+    rows = [[kind.replace("_", " "), f"{count:,}"] for kind, count in counted.items()]
     rows += [["dead letter", f"{counts.buried:,}"]] if counts.buried else []
-    screen.print(table("became", "events", rows=rows, right=("events",)) if rows else "there was nothing to take in")
+    screen.print(table("became", "events", rows=rows, right=("events",)) if rows else "there was nothing to ingest")
     for reason, count in counts.reasons.most_common(SHOWN):
         screen.print(f"{count:,} × {escape(reason)}", soft_wrap=True)
     if counts.buried:

@@ -1,4 +1,4 @@
-"""A training on the screen: a live bar for people, a line an evaluation for logs, and how to go on when interrupted."""
+"""Progress of a run: a live bar in a terminal, a line per evaluation in logs, and how to resume after an interrupt."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, Self
 
 import typer
 from rich.console import Console, Group
@@ -18,33 +18,66 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from etude.cli.display import duration, number, sparkline
-
-if TYPE_CHECKING:
-    from etude.learning.health import HealthWarning
-    from etude.learning.train import Training, Update
-
-STOPPED = {
-    "budget": "the budget of steps is used up",
-    "target": "an evaluation reached the target return",
-    "plateau": "evaluations stopped improving",
-    "decline": "evaluations fell and stayed down",
-}
+from etude.learning.health import HealthWarning
+from etude.learning.run import Run, Update
 
 
-def follow(training: Training, display: PlainDisplay | LiveDisplay) -> None:
-    """Train to the end and show it."""
+def follow(run: Run, display: Display) -> None:
+    """Run the learner to its end and show its progress."""
     with display:
-        for update in training.updates():
+        for update in run.updates(display.report):
             for warning in update.warnings:
                 display.warn(warning)
             display.show(update)
 
 
-class _Display:
-    """What both displays know of a run: its evaluations, best and pace."""
+class Display:
+    """Prints a line per evaluation; if `live`, also a bar with the time left and the scores so far."""
 
-    def __init__(self, training: Training, screen: Console) -> None:
-        self.training, self.screen = training, screen
+    def __init__(self, run: Run, screen: Console, *, live: bool) -> None:
+        self.run, self.screen = run, screen
+        self.bar = Progress(
+            TextColumn(f"{{task.fields[step]:,}} {run.about.unit}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            console=screen,
+            expand=True,
+        )
+        self.task = self.bar.add_task("", total=1.0, step=run.step)
+        self.bar.update(self.task, completed=min(1.0, run.learner.used))
+        self.live = Live(self.bar, console=screen, transient=True, refresh_per_second=8) if live else None
+
+    def __enter__(self) -> Self:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def report(self, share: float) -> None:
+        """Move the bar to the share of the current update that is done."""
+        learner = self.run.learner
+        each = learner.used / learner.step if learner.step else 0.0
+        self.bar.update(self.task, completed=min(1.0, learner.used - each * (1 - share)))
+
+    def show(self, update: Update) -> None:
+        used, line = min(1.0, self.run.learner.used), self.run.learner.line(update)
+        self.bar.update(self.task, completed=used, step=update.step)
+        if self.live is not None:
+            scores = self.run.scores
+            now = f"{self.run.about.score} {number(scores[-1])}  best {number(max(scores))}  {sparkline(scores)}  "
+            self.live.update(Group(self.bar, Text((now if scores else "") + line, style="dim", overflow="ellipsis")))
+        elif update.score is not None or self.run.learner.checkpoint_every == 1:
+            margin = f" ± {number(update.margin)}" if update.margin is not None else ""
+            score = f"{self.run.about.score} {number(update.score)}{margin}  " if update.score is not None else ""
+            left = f"  {duration(update.wall_s * (1 - used) / used)} left" if used and not update.stopped else ""
+            mark = "  ★" if update.is_best else ""
+            unit = self.run.about.unit
+            unit = unit.removesuffix("es" if unit.endswith("sses") else "s")
+            self.screen.print(f"{unit} {update.step:>9,} {used:>4.0%}  {score}{line}{left}{mark}", soft_wrap=True)
 
     def warn(self, warning: HealthWarning) -> None:
         self.screen.print(
@@ -54,66 +87,9 @@ class _Display:
             soft_wrap=True,
         )
 
-    def numbers(self, update: Update) -> str:
-        m = update.metrics
-        return f"entropy {m['entropy']:.2f}  KL {m['approx_kl']:.4f}  {m['steps_per_s']:,.0f} steps/s"
-
-
-class PlainDisplay(_Display, AbstractContextManager["PlainDisplay"]):
-    """One line an evaluation, for logs and pipes."""
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def show(self, update: Update) -> None:
-        if update.score is None:
-            return
-        score = update.score
-        share = min(1.0, self.training.used)
-        left = update.wall_s * (1 - share) / share
-        mark = " (best)" if update.is_best else ""
-        self.screen.print(
-            f"step {update.step:>10,} {share:>4.0%}  "
-            f"return {number(score.mean)} ± {number((score.high - score.low) / 2)}{mark}  "
-            f"{self.numbers(update)}  {duration(left)} left",
-            soft_wrap=True,
-        )
-
-
-class LiveDisplay(_Display):
-    """A bar with the time left, and below it what the run is worth so far."""
-
-    def __init__(self, training: Training, screen: Console) -> None:
-        super().__init__(training, screen)
-        self.bar = Progress(
-            TextColumn("{task.fields[step]:,} steps"),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TimeRemainingColumn(compact=True),
-            console=screen,
-            expand=True,
-        )
-        self.task = self.bar.add_task("", total=1.0, step=training.step)
-        self.bar.update(self.task, completed=min(1.0, training.used))
-        self.live = Live(self.bar, console=screen, transient=True, refresh_per_second=8)
-
-    def __enter__(self) -> LiveDisplay:
-        self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.live.stop()
-
-    def show(self, update: Update) -> None:
-        self.bar.update(self.task, completed=min(1.0, self.training.used), step=update.step)
-        scores = self.training.scores
-        now = f"return {number(scores[-1])}  best {number(max(scores))}" if scores else ""
-        returns = f"{now}  {sparkline(scores)}  " if scores else ""
-        self.live.update(Group(self.bar, Text(returns + self.numbers(update), style="dim", overflow="ellipsis")))
-
 
 class Terminated(BaseException):
-    """SIGTERM. Like KeyboardInterrupt it must pass every `except Exception` on its way out."""
+    """Raised on SIGTERM. Like KeyboardInterrupt it must pass every `except Exception`."""
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
@@ -121,7 +97,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 class Resumable(Protocol):
-    """A training that goes on from its newest checkpoint; a step of a planner's is an epoch."""
+    """A run that continues from its newest checkpoint."""
 
     @property
     def step(self) -> int: ...
@@ -132,15 +108,15 @@ class Resumable(Protocol):
 
 @contextmanager
 def interruptible(screen: Console) -> Iterator[list[Resumable]]:
-    """Ctrl-C and SIGTERM end with how to go on. Nothing needs saving: the newest checkpoint is whole at any moment."""
+    """On Ctrl-C and SIGTERM, print how to resume. The newest checkpoint is complete at any time."""
     begun: list[Resumable] = []
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield begun
     except (KeyboardInterrupt, Terminated) as interruption:
-        for training in begun:
-            kept = f"resumes at step {training.saved_at:,}" if training.saved_at else "begins anew (no checkpoint yet)"
-            screen.print(f"interrupted at step {training.step:,}. The same command {kept}:", soft_wrap=True)
+        for run in begun:
+            kept = f"resumes at step {run.saved_at:,}" if run.saved_at else "starts again (no checkpoint yet)"
+            screen.print(f"interrupted at step {run.step:,}. The same command {kept}:", soft_wrap=True)
             screen.print(f"  {escape(shlex.join(['etude', *sys.argv[1:]]))}", soft_wrap=True)
         signum = signal.SIGINT if isinstance(interruption, KeyboardInterrupt) else signal.SIGTERM
         raise typer.Exit(128 + signum) from None

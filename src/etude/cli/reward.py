@@ -1,43 +1,52 @@
-"""`etude reward`: definitions, a history rescored, one reward explained, and signs that a reward is gamed."""
+"""`etude reward`: lists and adds definitions, rescores history, explains a reward, and checks for gaming."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.cli.config import ConfigFile
+from etude.bootstrap.experience import config_here
 from etude.cli.display import console, print_json, table
 from etude.cli.experience import stored
+from etude.cli.options import ConfigFile
 from etude.contracts.errors import ConfigError
+from etude.contracts.query import parse
+from etude.contracts.reward import Baseline
+from etude.contracts.store import ExperienceStore
+from etude.experience.definitions import (
+    BUILT_IN,
+    RewardDefinition,
+    add_definition,
+    definitions,
+    find_definition,
+    read_definition,
+)
+from etude.experience.ingest import BASELINES
+from etude.experience.reward_checks import RewardChecksConfig, RewardWarning, check, read_samples
+from etude.experience.rewards import Explanation, Rescored, explain
+from etude.experience.rewards import rescore as rescore_history
+from etude.files.yaml_source import read_source
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from etude.contracts.reward import Baseline
-    from etude.contracts.store import ExperienceStore
-    from etude.experience.definitions import RewardDefinition
-    from etude.experience.hacking import RewardWarning
-    from etude.experience.rewards import Explanation, Rescored
-
-app = typer.Typer(no_args_is_help=True, help="Define rewards, rescore history, explain a reward, look for gaming.")
+app = typer.Typer(no_args_is_help=True, help="Define rewards, rescore history, explain a reward, check for gaming.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON; the rest goes to stderr.")]
 Condition = Annotated[
-    str, typer.Option(metavar="CONDITIONS", help="Which trajectories, such as `problem=workflow and time>=2026-11-01`.")
+    str, typer.Option(metavar="CONDITIONS", help="Conditions, such as `problem=choice:model and time>=2026-11-01`.")
 ]
 
 
 @app.command("list")
 def list_definitions(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Every reward definition: built in, and stored."""
-    from etude.experience.definitions import BUILT_IN, definitions
-
+    """List the built-in and stored reward definitions."""
     with stored(config) as store:
         found = definitions(store)
     if as_json:
@@ -58,13 +67,12 @@ def list_definitions(config: ConfigFile = None, as_json: AsJson = False) -> None
 
 @app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="A definition as YAML or JSON.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="YAML or JSON file with a definition.", show_default=False)],
     config: ConfigFile = None,
 ) -> None:
     """Store a reward definition of your own. A version never changes: another content needs another version."""
-    from etude.experience.definitions import add_definition, read_definition
-
-    definition = read_definition(_read_yaml(file), origin=str(file))
+    _, tree = read_source(file, kind=ConfigError, expected="a reward definition as YAML or JSON")
+    definition = read_definition(tree, origin=str(file))
     with stored(config) as store:
         add_definition(store, definition)
     screen = console()
@@ -76,16 +84,12 @@ def add(
 
 @app.command()
 def rescore(
-    version: Annotated[int, typer.Option(min=1, help="The definition to reward by.", show_default=False)],
+    version: Annotated[int, typer.Option(min=1, help="Reward version to use.", show_default=False)],
     where: Condition = "",
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reward the history under a definition, oldest first. Other versions stay; interrupted, run it again."""
-    from etude.contracts.query import parse
-    from etude.experience.definitions import find_definition
-    from etude.experience.rewards import rescore as rescore_history
-
+    """Reward the history under a definition, oldest first. Other versions stay; an interrupted call can be repeated."""
     screen, chosen = console(stderr=as_json), parse(where)
     with stored(config) as store:
         definition = find_definition(store, version)
@@ -97,8 +101,8 @@ def rescore(
     became = {name.value: count for name, count in rescored.stored.items()}
     if as_json:
         numbers = {"mean": rescored.mean, "confidence": rescored.confidence}
-        told = {"version": version, "definition": definition.hash, "trajectories": rescored.trajectories}
-        print_json(told | {"stored": became} | numbers)
+        about = {"version": version, "definition": definition.hash, "trajectories": rescored.trajectories}
+        print_json(about | {"stored": became} | numbers)
     counts = ", ".join(f"{count:,} {name}" for name, count in became.items()) or "none there"
     screen.print(
         f"{rescored.trajectories:,} trajectories rewarded under version {version}, {escape(definition.name)}: {counts}"
@@ -114,9 +118,7 @@ def rescore(
 
 
 def _keep_baselines(store: ExperienceStore, rescored: Rescored) -> None:
-    """What comes in next is compared with this history, unless it already has its own baselines."""
-    from etude.experience.ingest import BASELINES
-
+    """Store the baselines for new trajectories, unless the definition already has its own."""
     key = str(rescored.definition.version)
     if key not in store.documents(BASELINES):
         store.put(BASELINES, key, rescored.state)
@@ -126,22 +128,18 @@ def _keep_baselines(store: ExperienceStore, rescored: Rescored) -> None:
 def explain_reward(
     trajectory: Annotated[str, typer.Argument(metavar="ID", help="The trajectory.", show_default=False)],
     version: Annotated[
-        int | None, typer.Option(min=1, help="Of the definition.", show_default="the highest it was rewarded under")
+        int | None,
+        typer.Option(min=1, help="Reward version to explain.", show_default="the highest one of the trajectory"),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """How a trajectory's reward came about: each part, what it was compared with, what is missing, every revision."""
-    import msgspec
-
-    from etude.experience.definitions import definitions
-    from etude.experience.rewards import explain
-
+    """Explain a trajectory's reward: its components, their baselines, what is missing, every revision."""
     with stored(config) as store:
-        story, known = store.story(trajectory), definitions(store)
-    if story is None:
+        detail, known = store.detail(trajectory), definitions(store)
+    if detail is None:
         raise ConfigError(f"there is no trajectory {trajectory!r}: check the id; erased and expired ones are not kept")
-    explanation = explain(story, known, version=version)
+    explanation = explain(detail, known, version=version)
     if as_json:
         print_json(msgspec.to_builtins(explanation))
         return
@@ -203,7 +201,7 @@ def check_rewards(
         str | None,
         typer.Option(
             metavar="COMPONENT|VERSION",
-            help="What is not learned from and should not fall.",
+            help="Value that policies do not learn from and that should not fall. May be repeated.",
             show_default="components of weight 0; success and feedback always are",
         ),
     ] = None,
@@ -211,12 +209,8 @@ def check_rewards(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for signs that the newest rewards are gamed, or teach nothing. Leaves with 2 where there are any."""
-    from etude.bootstrap.experience import config_here
-    from etude.contracts.query import parse
-    from etude.experience.hacking import HackingConfig, check, read_samples
-
-    limits, chosen = HackingConfig(), parse(where)
+    """Check whether the newest rewards are gamed or constant. The exit code is 2 if there are warnings."""
+    limits, chosen = RewardChecksConfig(), parse(where)
     version = config_here(config).reward_version if version is None else version
     limit, screen = limits.recent + limits.reference, console(stderr=as_json)
     with stored(config) as store, _bar("reading", limit, screen) as advance:
@@ -231,7 +225,11 @@ def check_rewards(
             soft_wrap=True,
         )
     audits = sorted({name for sample in samples for name in sample.audits})
-    few = "" if len(samples) >= limits.fewest else f"; {limits.fewest} are needed to compare the newest with the rest"
+    few = (
+        ""
+        if len(samples) >= limits.min_samples
+        else f"; {limits.min_samples} are needed to compare the newest with the rest"
+    )
     screen.print(
         f"{len(samples):,} rewards of version {version} looked at, {len(found) or 'no'} warnings; "
         f"audits: {escape(', '.join(audits)) or 'none'}{few}",
@@ -242,8 +240,6 @@ def check_rewards(
 
 
 def _warning_json(warning: RewardWarning) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return asdict(warning)
 
 
@@ -253,16 +249,6 @@ def _bar(text: str, total: int, screen: Console) -> Iterator[Any]:
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
-
-
-def _read_yaml(file: Path) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(file.read_text("utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        told = " ".join(str(error).split())
-        raise ConfigError(f"{file}: cannot be read as YAML or JSON ({told}): correct it there") from error
 
 
 def _components(definition: RewardDefinition) -> list[str]:
@@ -277,8 +263,6 @@ def _components(definition: RewardDefinition) -> list[str]:
 
 
 def _to_json(definition: RewardDefinition) -> dict[str, Any]:
-    import msgspec
-
     made: dict[str, Any] = msgspec.to_builtins(definition)
     return made | {"hash": definition.hash, "shares": definition.shares}
 

@@ -1,4 +1,4 @@
-"""`etude schemas`: the events as JSON Schemas, for those who write or read them elsewhere."""
+"""`etude schemas`: writes the JSON Schemas of the events, for producers and consumers in other languages."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ import typer
 
 from etude.cli.display import console
 from etude.contracts.errors import DataError
+from etude.contracts.schemas import schema_files
 
 app = typer.Typer(no_args_is_help=True, help="The events' JSON Schemas.")
 
 
+@app.callback()
+def schemas() -> None:
+    """The events' JSON Schemas."""  # a group of one command stays a group
+
+
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="Where they go.", show_default=False)],
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail where a file there differs.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Output folder.", show_default=False)],
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file differs.")] = False,
 ) -> None:
     """Write the five JSON Schemas and the registry of topics."""
-    from etude.contracts.schemas import schema_files
-
     files = schema_files()
     if check:
         stale = [name for name, text in files.items() if _text(folder / name) != text]
         if stale:
             raise DataError(
                 f"{folder / stale[0]} is not what the code says ({len(stale)} of {len(files)} files): "
-                f"`etude schemas export {folder}` writes them anew"
+                f"`etude schemas export {folder}` writes them again"
             )
         return
     for name, text in files.items():

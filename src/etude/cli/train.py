@@ -1,112 +1,182 @@
-"""`etude train`: settings in, a run folder with its best policy out, and what happens meanwhile on the screen."""
+"""`etude train PROBLEM`: trains a policy by the settings, shows its progress, and writes a run folder.
+
+The command of every problem has the options below and the flags of the problem's spec.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from etude.cli import workflow
-from etude.cli.config import Assignments, ConfigFile, Preset, resolve_settings
-from etude.cli.display import console, duration, print_json
-from etude.cli.progress import STOPPED, LiveDisplay, PlainDisplay, follow, interruptible
-
-if TYPE_CHECKING:
-    from etude.learning.train import Training
-
-
-app = typer.Typer(no_args_is_help=True, help="Train a policy; an interrupted run resumes where it stopped.")
-
-app.command("workflow")(workflow.train)
+from etude.bootstrap.runs import finish_run, make_request, start_run
+from etude.cli.display import console, duration, number, print_json
+from etude.cli.lazy import Entry, LazyGroup, empty_group, to_command
+from etude.cli.options import Assignments, ConfigFile
+from etude.cli.progress import Display, follow, interruptible
+from etude.learning.passes import ALGORITHMS
+from etude.learning.run import STOPPED, Run, StopReason
+from etude.learning.run_folder import RunFolder
+from etude.problems.spec import FROM_LOGS, Flag, ProblemSpec
+from etude.problems.table import find_spec, specs
 
 
-@app.command()
-def allocation(
-    variant: Annotated[
-        str | None, typer.Option(metavar="document|matched", help="Which allocation problem.", show_default="document")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same weights.", show_default="0")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run's folder.", show_default="runs/allocation-VARIANT-SEED")
-    ] = None,
-    agents: Annotated[int | None, typer.Option(help="How many agents share the queue.")] = None,
-    slots: Annotated[int | None, typer.Option(help="How many tasks the queue holds.")] = None,
-    target_return: Annotated[float | None, typer.Option(help="Stop once an evaluation reaches this.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Budget of environment steps.")] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.", show_default="auto")
-    ] = None,
-    preset: Preset = None,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    tracker: Annotated[
-        list[str] | None,
-        typer.Option(metavar="tensorboard|wandb|mlflow", help="Log metrics there too; may be repeated."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what is wrong.")] = False,
-    no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="One line an evaluation, no live display.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print how it ended as JSON; the rest goes to stderr.")
-    ] = False,
-) -> None:
-    """Who takes which task, how much of their capacity it gets, and who works together."""
-    flags = {
-        "--variant": variant,
-        "--seed": seed,
-        "--agents": agents,
-        "--slots": slots,
-        "--target-return": target_return,
-        "--max-steps": max_steps,
-        "--device": device,
-        "--tracker": tracker or None,
-    }
-    settings = resolve_settings(preset=preset, config=config, assignments=assignments, flags=flags).settings
-    out = out or Path("runs") / f"allocation-{settings.allocation.variant}-{settings.run.seed}"
+class Problems(LazyGroup):
+    """A command per problem."""
 
-    from etude.bootstrap.allocation import make_training
-    from etude.learning.runs import RunFolder
+    def entries(self) -> Mapping[str, Entry]:
+        return {name: Entry("", spec.summary) for name, spec in specs().items()}
 
+    def load(self, name: str) -> Any:
+        return to_command(name, train_command(find_spec(name)))
+
+
+app = empty_group(Problems, help="Train a policy; an interrupted run resumes where it stopped.")
+
+COMMON: dict[str, tuple[Any, Any]] = {
+    "seed": (
+        Annotated[int | None, typer.Option(help="Seed; the same seed gives the same weights.", show_default="0")],
+        None,
+    ),
+    "out": (Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/PROBLEM-…-SEED")], None),
+    "device": (
+        Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Device to compute on.", show_default="auto")],
+        None,
+    ),
+    "config": (ConfigFile, None),
+    "assignments": (Assignments, None),
+    "tracker": (
+        Annotated[
+            list[str] | None,
+            typer.Option(metavar="tensorboard|wandb|mlflow", help="Tracker to log metrics to; may be repeated."),
+        ],
+        None,
+    ),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")], False),
+    "no_progress": (
+        Annotated[bool, typer.Option("--no-progress", help="Print one line per evaluation, no live display.")],
+        False,
+    ),
+    "as_json": (
+        Annotated[bool, typer.Option("--json", help="Print the result as JSON; the rest goes to stderr.")],
+        False,
+    ),
+}
+LOGS: dict[str, tuple[Any, Any]] = {
+    "dataset": (
+        Annotated[str | None, typer.Option(help="Dataset of logged decisions to learn from: a folder, or s3://…")],
+        None,
+    ),
+    "algorithm": (
+        Annotated[
+            str | None,
+            typer.Option(metavar="|".join(ALGORITHMS), help="Algorithm for --dataset.", show_default="ppo"),
+        ],
+        None,
+    ),
+    "checkpoint": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                help="Run or policy to continue from.",
+                show_default="with --dataset, the behaviour policy of most of it",
+            ),
+        ],
+        None,
+    ),
+}
+
+
+def train_command(spec: ProblemSpec) -> Callable[..., None]:
+    """The typer function of a problem's command, with the problem's own flags in its signature."""
+    own = {_variable(flag): (_option(flag), None) for flag in spec.flags}
+    method = Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(spec.learners), help="Learning method.", show_default="chosen by the other options"
+        ),
+    ]
+    preset = Annotated[
+        str | None, typer.Option(metavar="|".join(spec.presets) or "NAME", help="Named group of settings.")
+    ]
+    logs = LOGS if FROM_LOGS in spec.learners else {}
+    options = own | logs | {"method": (method, None), "preset": (preset, None)} | COMMON
+
+    def command(**given: Any) -> None:
+        train(spec, given)
+
+    command.__doc__ = spec.summary
+    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    command.__signature__ = Signature(  # type: ignore[attr-defined]
+        [Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=k) for name, (k, value) in options.items()]
+    )
+    return command
+
+
+def _variable(flag: Flag) -> str:
+    return flag.name.removeprefix("--").replace("-", "_")
+
+
+def _option(flag: Flag) -> Any:
+    kind = list[flag.type] | None if flag.multiple else flag.type | None  # type: ignore[name-defined]
+    shown: bool | str = flag.default or False
+    return Annotated[kind, typer.Option(flag.name, metavar=flag.metavar, help=flag.help, show_default=shown)]
+
+
+def train(spec: ProblemSpec, given: dict[str, Any]) -> None:
+    out, config, as_json, quiet = (given.pop(name) for name in ("out", "config", "as_json", "quiet"))
+    preset, assignments, no_progress = (given.pop(name) for name in ("preset", "assignments", "no_progress"))
     screen = console(stderr=as_json)
     screen.quiet = quiet
-    with interruptible(screen) as begun, RunFolder(out).locked():
-        training = make_training(settings, out)
-        begun.append(training)
-        _announce(training, screen)
-        live = screen.is_terminal and not no_progress and not quiet
-        follow(training, LiveDisplay(training, screen) if live else PlainDisplay(training, screen))
-        _conclude(training, screen, as_json=as_json)
+    request = make_request(
+        spec.name,
+        out=out,
+        inputs={name.replace("_", "-"): value for name, value in given.items()},
+        preset=preset,
+        config=config,
+        assignments=assignments or (),
+    )
+    with interruptible(screen) as begun, RunFolder(request.out).locked():
+        with screen.status("reading what to learn from"):
+            run = start_run(request)
+        begun.append(run)
+        _announce(run, screen)
+        follow(run, Display(run, screen, live=screen.is_terminal and not no_progress and not quiet))
+        finish_run(run, config)
+        _conclude(run, screen, as_json=as_json)
 
 
-def _announce(training: Training, screen: Console) -> None:
-    budget = training.config.run.max_steps
-    if training.reason_to_stop() is not None:
-        doing = "already finished; to train on, raise --max-steps or another limit that stopped it"
-    elif training.resumed:
-        doing = f"resuming at step {training.step:,} of {budget:,}"
+def _announce(run: Run, screen: Console) -> None:
+    if run.is_finished:
+        doing = "already finished; to train on, raise the limit that stopped it, or choose another folder with --out"
+    elif run.resumed:
+        doing = f"resuming after {run.step:,} {run.about.unit}"
+        doing += f", budget {run.about.budget}" if run.about.budget else ""
     else:
-        doing = f"training for up to {budget:,} steps on {training.device}"
-    screen.print(f"{escape(str(training.folder.path))}: {doing}", soft_wrap=True)
+        doing = run.learner.introduction()
+    screen.print(f"{escape(str(run.folder.path))}: {escape(doing)}", soft_wrap=True)
+    for remark in () if run.is_finished else run.about.remarks:
+        screen.print(escape(remark), soft_wrap=True)
 
 
-def _conclude(training: Training, screen: Console, *, as_json: bool) -> None:
-    path, summary = training.folder.path, training.folder.summary()
+def _conclude(run: Run, screen: Console, *, as_json: bool) -> None:
+    summary, path = run.folder.summary(), escape(str(run.folder.path))
     assert summary is not None
     if as_json:
-        print_json({"run": str(path), "resumed": training.resumed, **summary})
-    for line in _conclusion(path, summary):
-        screen.print(line, soft_wrap=True)
-
-
-def _conclusion(path: Path, summary: dict[str, Any]) -> list[str]:
-    where = escape(str(path))
-    return [
-        f"stopped at step {summary['step']:,} after {duration(summary['wall_s'])}: {STOPPED[summary['stopped']]}",
-        f"best evaluated return: [bold]{summary['best_return']:,.1f}[/]",
-        f"best policy: {where}/best   metrics: {where}/metrics.jsonl",
-        f"next: etude evaluate {where}   etude runs plot {where}",
-    ]
+        print_json({"run": str(run.folder.path), "resumed": run.resumed, **summary})
+    why = STOPPED[StopReason(summary["stopped"])]
+    screen.print(
+        f"stopped after {summary['step']:,} {run.about.unit} and {duration(summary['wall_s'])}: {why}", soft_wrap=True
+    )
+    before = summary.get("estimate_before")
+    compared = f", {number(before)} before" if before is not None else ""
+    if summary["best_score"] is not None:
+        screen.print(f"best {run.about.score}: [bold]{number(summary['best_score'])}[/]{compared}")
+    screen.print(f"policy {summary['policy']}: {path}/best   metrics: {path}/metrics.jsonl", soft_wrap=True)
+    commands = find_spec(run.about.problem).next_commands.get(run.about.method, ("evaluate RUN", "runs plot RUN"))
+    screen.print("next: " + "   ".join(f"etude {line.replace('RUN', path)}" for line in commands), soft_wrap=True)

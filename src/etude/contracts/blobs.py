@@ -1,4 +1,4 @@
-"""The socket to files that are written once: datasets, checkpoints."""
+"""The port to files that are written once: datasets, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Protocol
 
 
 class BlobStore(Protocol):
-    """Keys, as `datasets/a/manifest.json`, to bytes. A reader sees all of a blob or none of it.
+    """Maps keys such as `datasets/a/manifest.json` to bytes. A reader sees all of a blob or none of it.
 
-    StoreError where it cannot be reached, read or written.
+    StoreError if the blob store cannot be reached, read or written.
     """
 
     @property
     def url(self) -> str:
-        """Where it is, for people; it holds no secret."""
+        """Location, for people; it holds no secret."""
 
     def put(self, key: str, data: bytes, *, replace: bool = True) -> bool:
-        """Durable when it returns. Without `replace`, False where the key is there already, and nothing changes."""
+        """Store a blob durably. Without `replace` an existing blob stays unchanged, and the result is False."""
 
     def get(self, key: str) -> bytes | None: ...
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """Its pieces, in order; StoreError where there is none."""
+        """The blob in pieces, in order; StoreError if there is none."""
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Sorted."""
+        """Sorted keys that begin with `prefix`."""
 
     def delete(self, key: str) -> bool:
-        """Whether it was there."""
+        """Delete a blob; return whether it existed."""

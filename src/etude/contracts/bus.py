@@ -1,4 +1,4 @@
-"""The socket between what sends events and what receives them."""
+"""The port between producers and consumers of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etude.contracts.trajectory import Event
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """An event on its way. Within one subject an id names one message."""
+    """An encoded event. Within a subject the id is unique."""
 
     id: str
     subject: str
@@ -21,76 +21,88 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
-    """A message given to a consumer, who acknowledges it, asks for it again later, or buries it."""
+    """A message delivered to a consumer, which acknowledges it, releases it, or buries it as a dead letter."""
 
     message: Message
     attempt: int
-    """From 1."""
+    """Number of this delivery, from 1."""
     handle: Any = None
-    """Means something to the bus alone."""
+    """Used by the bus only."""
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """A message that nobody could make anything of, kept with the reason."""
+    """A message that could not be processed, stored with the reason."""
 
     number: int
-    """By which it can be replayed."""
+    """Number with which it can be replayed."""
     message: Message
     reason: str
     attempts: int
     time: datetime
-    """When it was buried."""
+    """Time at which it was buried."""
 
 
 class EventBus(Protocol):
-    """Events from those who send to those who receive, at least once each.
+    """Delivers events from producers to consumers, each at least once.
 
-    Durable: what `publish` returned from survives the death of any process and of the broker; what it raised from may
-    or may not be there, and publishing it again is harmless: a message whose subject and id came before is dropped.
-    Order: a group is given the messages of a stream in the order in which they were published; one that is given again
-    comes when its delay is over. Consumers of the same `group` share the messages; each group is given all of them.
-    A group exists from its first `pull`, and is given what the stream still holds.
-    Retention: a message is kept for its stream's days, or until every group that exists has acknowledged it.
+    Durable: once `publish` has returned, its messages survive the death of any process and of the broker. If it raised,
+    they may or may not be there; publishing again is harmless, since a repeated subject and id is dropped.
+    Order: a group receives the messages of a stream in the order in which they were published; a redelivered message
+    comes when its delay is over. Consumers of the same `group` share the messages; each group receives all of them.
+    A group exists from its first `pull`, and receives what the stream still holds.
+    Retention: a message is kept until every group of its stream has acknowledged it, however long that takes, and at
+    least one has; after its stream's days a warning is logged while it waits. Only in streams of `STORED_FIRST` does a
+    message expire after those days although no group exists. Dead letters are kept for the days of their own stream.
     Methods raise BusError where the bus cannot be reached; none of them waits longer than its timeout for it.
     Instances may be used by several threads.
     """
 
     def publish(self, messages: Sequence[Message]) -> None:
-        """All of them durable when it returns; none of them tries whether the bus is there.
+        """Store messages durably; an empty sequence only tests whether the bus can be reached.
 
-        EventError for a subject that is none of ours; RefusedError for a message that this bus will never take.
+        EventError for an unknown subject; RefusedError for a message that this bus will never accept.
         """
 
     def pull(self, stream: str, group: str, *, limit: int, timeout_s: float) -> list[Delivery]:
-        """Up to `limit` messages, as soon as there is one; none after the timeout.
+        """Up to `limit` messages, as soon as one is there; an empty list after the timeout.
 
-        What is neither acknowledged nor retried within the bus's `ack_wait_s` is given again, with a back-off that
-        grows with each attempt; after `max_deliveries` it is buried.
+        A message that is neither acknowledged nor renewed within the bus's `ack_wait_s` is redelivered, with a
+        back-off that grows with each attempt; after `max_deliveries` it is buried.
         """
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """Done with them; when it returns the bus has said that it knows (double ack)."""
+        """Acknowledge messages; it returns when the bus has confirmed it (double ack)."""
 
-    def retry(self, delivery: Delivery, *, reason: str, delay_s: float | None = None) -> None:
-        """Give it again, after the back-off of its attempt unless told; buried where that was the last."""
+    def renew(self, deliveries: Sequence[Delivery]) -> None:
+        """Extend the time to process messages by another `ack_wait_s`, as the same attempt.
+
+        A message that another consumer received meanwhile stays with that consumer.
+        """
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Return messages unprocessed, to be redelivered at once.
+
+        It does not count as an attempt, except on a broker that counts deliveries itself (NATS): there `renew` is the
+        way to wait without an attempt.
+        """
 
     def bury(self, delivery: Delivery, *, reason: str) -> None:
-        """Keep it aside as a dead letter. When it returns that is durable, and nobody is given it again."""
+        """Store the message of `delivery` durably as a dead letter; it is not redelivered to the group."""
 
     def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """In the order of their numbers, from the first above `after`."""
+        """Dead letters in the order of their numbers, from the first above `after`."""
 
     def replay(self, numbers: Sequence[int]) -> int:
-        """Give dead letters anew, as if they had just been published; how many there were."""
+        """Publish dead letters again, as if for the first time; return how many there were."""
 
     def pending(self, stream: str, group: str) -> int:
-        """Messages that the group has not acknowledged, those under way included; all, where nobody pulled yet."""
+        """Number of messages that the group has not acknowledged; all of them before its first pull."""
 
     def erase(self, match: Callable[[Message], bool]) -> int:
-        """Remove every message and dead letter that matches, so that it cannot be read any more; how many."""
+        """Remove every message and dead letter that matches, so that it can no longer be read; return how many."""
 
     def close(self) -> None:
-        """It may be called twice."""
+        """Close the bus; a second call does nothing."""
 
 
 def message_of(event: Event) -> Message:

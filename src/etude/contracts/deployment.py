@@ -1,4 +1,4 @@
-"""A policy begins to decide, for some or for all; or stops."""
+"""Which policies decide which share of the decisions, and how a candidate is released."""
 
 from __future__ import annotations
 
@@ -6,44 +6,45 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from etude.contracts.trajectory import Amount, Event, Name, Share
+from etude.contracts.decision import Amount, Name
+from etude.contracts.trajectory import Event, PolicyVersion, Share
 
 
 class CanaryStage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of the way to all decisions."""
+    """One step of a canary."""
 
     share: Share
-    """Of the decisions that the candidate makes."""
+    """Share of the decisions that the candidate makes."""
     minutes: Amount
-    """How long at least."""
+    """Minimum duration of the stage."""
 
 
 class Check(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that had to hold before."""
+    """A gate before the release."""
 
     name: Name
-    """What was checked."""
+    """Name of the check."""
     verdict: Literal["passed", "failed", "inconclusive"]
-    """Undecided is not passed."""
+    """Verdict; inconclusive does not count as passed."""
     value: float | None = None
-    """What was measured."""
+    """Measured value."""
     bound: float | None = None
-    """What it was compared with."""
+    """Bound that the value was compared with."""
     detail: str = ""
-    """In words."""
+    """Explanation in words."""
 
 
 class Platform(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where it serves."""
+    """Where the policy serves."""
 
     kind: Literal["embedded", "http", "tensorzero"] = "embedded"
-    """In the same process, by HTTP, or through a TensorZero gateway."""
+    """Kind of platform: the same process, an HTTP server, or a TensorZero gateway."""
     url: str | None = None
-    """Of the service, where there is one."""
+    """URL of the service, if there is one."""
     replicas: Annotated[int, Meta(ge=1)] = 1
-    """How many serve."""
+    """Number of replicas."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Anything else it needs."""
+    """Further settings of the platform."""
 
 
 DOCUMENT_SCHEDULE = tuple(CanaryStage(share=share, minutes=80) for share in (0.10, 0.25, 0.50))
@@ -51,25 +52,29 @@ DOCUMENT_SCHEDULE = tuple(CanaryStage(share=share, minutes=80) for share in (0.1
 
 
 class ModelDeployed(Event, frozen=True, kw_only=True, omit_defaults=True, tag="agent.rl.model.deployed.v1"):
-    """Which policy decides from now on."""
+    """A change in which policies decide."""
 
     problem: Name
-    """What it decides."""
-    policy: Name
-    """The version."""
-    stage: Literal["shadow", "canary", "full", "rolled_back"]
-    """Shadow decides for nobody, canary for some, full for all; rolled back is over."""
-    traffic: dict[str, Share]
+    """Name of the problem."""
+    policy: PolicyVersion
+    """The candidate's version."""
+    stage: Literal["shadow", "canary", "hold", "experiment", "full", "rolled_back"]
+    """Stage of the release. Shadow: its decisions are only logged. Canary: it makes a growing share. Hold: its share is
+    constant until a person decides. Experiment: fixed shares, for comparison. Full: it makes all decisions. Rolled
+    back: it makes none."""
+    traffic: dict[PolicyVersion, Share]
     """Share of decisions by policy version."""
-    replaces: Name | None = None
-    """The version that decided before."""
+    replaces: PolicyVersion | None = None
+    """Version of the incumbent, which makes the other decisions and which a rollback returns to."""
     canary: tuple[CanaryStage, ...] = DOCUMENT_SCHEDULE
-    """How the share grows, up to all of it."""
+    """Stages in which the candidate's share grows."""
+    canary_stage: Annotated[int, Meta(ge=0)] | None = None
+    """Index of the current canary stage, from 0, in the stages canary and hold."""
     validation: tuple[Check, ...] = ()
-    """What was checked before."""
+    """Checks before the release."""
     platform: Platform = Platform()
-    """Where it serves."""
+    """Where the policy serves."""
     dataset: str | None = None
-    """Hash of the dataset it learned from."""
+    """Hash of the dataset that the policy learned from."""
     reason: str = ""
-    """Why, for the audit."""
+    """Reason for the change, for the audit."""

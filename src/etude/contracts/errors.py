@@ -4,17 +4,17 @@ EtudeError
 ├── ConfigError        a setting has a wrong name, type or value
 ├── CheckpointError    a checkpoint is missing, truncated, altered or of another problem
 ├── RunError           a run folder cannot be used as asked
-├── ObservationError   an observation or action does not have the shape a policy or world takes
-├── CatalogueError     a catalogue cannot be read, contradicts itself, or offers nothing that can be done
-├── PlanError          a plan is not a DAG, or not one of its catalogue within its limits
-├── DataError          a record of a data file is not what its format says
-├── EndpointError      a service does not answer, or not with what was asked for
-├── WorkersError       a workers file, or what it describes, cannot be used
+├── ObservationError   an observation or action does not have the shape that a policy or world expects
+├── CatalogueError     a catalogue cannot be read, is inconsistent, or has no task type that a worker can do
+├── PlanError          a plan is not a DAG, does not fit its catalogue, or exceeds its limits
+├── DataError          a record of a data file does not match its format
+├── EndpointError      a service does not answer, or gives an unexpected answer
+├── WorkersError       a workers file, or a worker in it, cannot be used
 ├── LogError           an execution log cannot be read or written
-├── EventError         an event is not what its schema says, or of a version nobody here knows
+├── EventError         an event does not match its schema, or its schema version is unknown
 ├── BusError           events cannot be sent or received
-│   └── RefusedError   a message that this bus will never take, however often it is sent
-├── StoreError         a store of experience cannot be read or written
+│   └── RefusedError   a message that this bus will never accept, however often it is sent
+├── StoreError         the experience store cannot be read or written
 ├── DatasetError       a dataset cannot be made, read, or learned from
 ├── WorkerError        an attempt at a subtask failed (in `work.py`, with its Fault)
 └── MissingExtraError  an optional dependency is not installed
@@ -39,27 +39,27 @@ class RunError(EtudeError):
 
 
 class ObservationError(EtudeError):
-    """An observation or action does not have the shape a policy or world takes."""
+    """An observation or action does not have the shape that a policy or world expects."""
 
 
 class CatalogueError(EtudeError):
-    """A catalogue cannot be read, contradicts itself, or offers nothing that can be done."""
+    """A catalogue cannot be read, is inconsistent, or has no task type that a worker can do."""
 
 
 class PlanError(EtudeError):
-    """A plan is not a DAG, or not one of its catalogue within its limits."""
+    """A plan is not a DAG, does not fit its catalogue, or exceeds its limits."""
 
 
 class DataError(EtudeError):
-    """A record of a data file is not what its format says."""
+    """A record of a data file does not match its format."""
 
 
 class EndpointError(EtudeError):
-    """A service does not answer, or not with what was asked for."""
+    """A service does not answer, or gives an unexpected answer."""
 
 
 class WorkersError(EtudeError):
-    """A workers file, or what it describes, cannot be used."""
+    """A workers file, or a worker in it, cannot be used."""
 
 
 class LogError(EtudeError):
@@ -67,7 +67,7 @@ class LogError(EtudeError):
 
 
 class EventError(EtudeError):
-    """An event is not what its schema says, or of a version nobody here knows."""
+    """An event does not match its schema, or its schema version is unknown."""
 
 
 class BusError(EtudeError):
@@ -75,11 +75,11 @@ class BusError(EtudeError):
 
 
 class RefusedError(BusError):
-    """A message that this bus will never take, however often it is sent."""
+    """A message that this bus will never accept, however often it is sent."""
 
 
 class StoreError(EtudeError):
-    """A store of experience cannot be read or written."""
+    """The experience store cannot be read or written."""
 
 
 class DatasetError(EtudeError):
@@ -94,7 +94,7 @@ class MissingExtraError(EtudeError):
 
 
 class MissingPackageError(MissingExtraError):
-    """A package is not installed that comes without its own dependencies, and so with none of our extras."""
+    """A package is not installed that no extra includes, since it must be installed without its dependencies."""
 
     def __init__(self, *, needs: str, install: str) -> None:
         EtudeError.__init__(self, f"this needs {needs!r}, which is not installed: {install}")

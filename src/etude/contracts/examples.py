@@ -1,14 +1,15 @@
-"""One event of each kind, as it might be: for the schemas, the docs and anyone who wants to see one."""
+"""A realistic example of each event, for the schemas and the docs."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from etude.contracts.decision import LoggedDecision
 from etude.contracts.deployment import Check, ModelDeployed
 from etude.contracts.query import Where
 from etude.contracts.reward import Baseline, Component, Reward
 from etude.contracts.training import Artifact, Progress, TrainingRequest, TrainingStatus
-from etude.contracts.trajectory import Event, Feedback, LoggedDecision, Outcome, Said, Trajectory, Turn
+from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
 
 MORNING = datetime(2026, 11, 16, 8, 0, tzinfo=UTC)
 
@@ -17,18 +18,20 @@ EXAMPLES: dict[type[Event], Event] = {
         id="t-0193f2a1",
         time=MORNING,
         task="Summarise the report and mail it to [EMAIL_1]",
-        policy="workflow-p2-0/step-000000812345",
+        problem="choice:model",
+        policy="5d41402abc4b2a76+sampled",
         agent="assistant",
         model="gpt-4o-2024-08-06",
         user="u1",
         group="free",
         decisions=(
             LoggedDecision(
-                problem="workflow",
-                eligible={"task_types": [0, 1, 4], "workers": [2, 3]},
-                action={"task_type": 1, "dependencies": [], "worker": 3},
+                problem="choice:model",
+                context={"pages": 12},
+                eligible=["small", "large"],
+                action="small",
                 propensity=0.62,
-                policy="workflow-p2-0/step-000000812345",
+                policy="5d41402abc4b2a76+sampled",
             ),
         ),
         turns=(
@@ -49,7 +52,7 @@ EXAMPLES: dict[type[Event], Event] = {
             subtasks_done=2,
             quality={"judge": 0.8},
         ),
-        feedback=(Said(thumbs="up"),),
+        feedback=(Rating(thumbs="up"),),
         redacted={"EMAIL": 1},
         metadata={"channel": "web"},
     ),
@@ -82,10 +85,11 @@ EXAMPLES: dict[type[Event], Event] = {
     TrainingRequest: TrainingRequest(
         id="q-0193f301",
         time=MORNING,
-        problem="workflow",
+        problem="choice:model",
+        method="from-logs",
         algorithm="rloo",
-        dataset=Where(problem="workflow", outcome="success", since=datetime(2026, 11, 1, tzinfo=UTC)),
-        checkpoint="runs/workflow-p2-0",
+        dataset=Where(problem="choice:model", outcome="success", since=datetime(2026, 11, 1, tzinfo=UTC)),
+        policy="5d41402abc4b2a76",
         hyperparameters={"learning_rate": 0.0003},
         trigger="threshold",
         requested_by="coordinator",
@@ -95,23 +99,24 @@ EXAMPLES: dict[type[Event], Event] = {
         time=MORNING,
         job_id="j-7",
         request_id="q-0193f301",
-        problem="workflow",
+        problem="choice:model",
         status="running",
         progress=Progress(epoch=3, epochs=10, step=1200, steps=4000, share=0.3, eta_s=95.0),
         metrics={"loss": 0.12, "reward": 0.71, "approx_kl": 0.008},
         evaluation={"return": 8.9},
-        artifacts=(Artifact(name="checkpoint", uri="runs/logs-0/best/step-000000001200"),),
+        artifacts=(Artifact(name="policy", version="9c1185a5c5e9fc54", sha256="9c1185a5c5e9fc54" * 4, bytes=20_422),),
     ),
     ModelDeployed: ModelDeployed(
         id="d-0193f310",
         time=MORNING,
-        problem="workflow",
-        policy="workflow-logs-0/step-000000004000",
+        problem="choice:model",
+        policy="9c1185a5c5e9fc54",
         stage="canary",
-        traffic={"workflow-logs-0/step-000000004000": 0.1, "workflow-p2-0/step-000000812345": 0.9},
-        replaces="workflow-p2-0/step-000000812345",
+        traffic={"9c1185a5c5e9fc54": 0.1, "5d41402abc4b2a76": 0.9},
+        replaces="5d41402abc4b2a76",
+        canary_stage=0,
         validation=(Check(name="ope lower bound", verdict="passed", value=0.74, bound=0.71),),
-        dataset="9c1185a5c5e9fc54",
+        dataset="3b5d5c3712955042",
         reason="lower bound above the incumbent's mean",
     ),
 }

@@ -1,4 +1,4 @@
-"""The text below each field of a class, which Python itself does not keep: for help texts and schemas."""
+"""The docstring below each field of a class, which Python itself discards: used in help texts and schemas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """By field, those it inherits included; none of a class that is not written in Python."""
+    """Docstrings by field name, inherited fields included; empty for a class that is not written in Python."""
     found = {}
     for own in reversed([base for base in kind.__mro__ if base.__module__.partition(".")[0] == "etude"]):
         body = ast.parse(inspect.getsource(own)).body[0]

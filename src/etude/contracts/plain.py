@@ -1,4 +1,4 @@
-"""Whatever a program hands over, in words of JSON."""
+"""Converts any Python value to the types of JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 from msgspec import Struct
 
 LARGEST = 10**300
-"""Whole numbers beyond it are told by their length: there are readers that would take them for infinite."""
-DEEPEST = 100
-"""Levels that are kept; what lies deeper is left out."""
+"""Larger integers are stored as their length: some readers would read them as infinity."""
+MAX_DEPTH = 100
+"""Maximum depth of nesting; deeper values are left out."""
 
 
 def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """In the types of JSON: of what JSON cannot say, the `repr`. Containers `above` it are not entered twice."""
+    """The value in the types of JSON; a value that JSON cannot express becomes its `repr`.
+
+    Containers `above` it are not entered again, so a cycle ends.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if value is None or isinstance(value, bool):
@@ -26,7 +29,7 @@ def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
         return whole if -LARGEST < whole < LARGEST else f"<integer of {whole.bit_length()} bits>"
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else str(value)
-    if id(value) in above or len(above) > DEEPEST:
+    if id(value) in above or len(above) > MAX_DEPTH:
         return "…"
     above = (*above, id(value))
     try:

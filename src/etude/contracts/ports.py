@@ -1,13 +1,15 @@
-"""The sockets: what a room needs of another, as Protocols that state what every implementation guarantees."""
+"""The ports: Protocols that state what every implementation guarantees."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.contracts.decision import Decision, DecisionRequest
+from etude.contracts.trajectory import Trajectory
 from etude.contracts.work import Reply, Subtask, Verdict
 
 Vectors = NDArray[np.float32]
@@ -15,16 +17,16 @@ Vectors = NDArray[np.float32]
 
 
 class TextEncoder(Protocol):
-    """Texts to vectors.
+    """Turns texts into vectors.
 
-    Any `str` is a text: empty, enormous, binary-like, of any script, with lone surrogates. None of them raises; only
-    a service that does not answer does. The same texts give the same vectors, in any process, and how texts are
-    grouped into calls changes no more than the last digits.
+    Any `str` is a text: empty, enormous, binary-like, of any script, with lone surrogates. Only a service that does
+    not answer raises an error. The same texts give the same vectors in any process; how texts are grouped into calls
+    changes only the last digits.
     """
 
     @property
     def name(self) -> str:
-        """Identifies the vectors (model, version, width, length): another name, other vectors. It holds no secret."""
+        """Identifies the vectors (model, version, width, length); other vectors have another name. It is not secret."""
 
     @property
     def width(self) -> int:
@@ -33,39 +35,102 @@ class TextEncoder(Protocol):
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
         """For each text, in order, a new array (tokens, width), finite, of at least one token.
 
-        An empty or blank text gives one zero vector; of a long one the beginning counts.
+        An empty or blank text gives one zero vector; a long text is cut at the encoder's maximum length.
         """
 
 
-class Worker(Protocol):
-    """Carries subtasks out: an LLM, a tool, an agent, a person.
+class Decider(Protocol):
+    """A policy in use, called by the executor, `etude.task`, HTTP and benchmarks.
 
-    Many attempts may be under way at once, as many as its `concurrency` says. An attempt that is cancelled leaves
-    nothing behind: no process, no open connection. It may take a moment to end; nobody waits for it.
+    Re-entrant: deciding writes nothing shared, so any number of threads may call it at once and each gets the answer
+    that it would get alone. The same request gives the same answer: random numbers come from the request's seed.
+    """
+
+    @property
+    def problem(self) -> str:
+        """Name of the problem."""
+
+    @property
+    def version(self) -> str:
+        """Version of the artefact and of how it is used: a sampling and a greedy decider have different versions."""
+
+    def decide(self, request: DecisionRequest) -> Decision:
+        """The decision; DataError if the request is not what the problem expects."""
+
+
+class Example(Protocol):
+    """A trajectory of a dataset."""
+
+    @property
+    def trajectory(self) -> Trajectory: ...
+
+    @property
+    def reward(self) -> float: ...
+
+    @property
+    def weight(self) -> float:
+        """Weight of the example; 1 unless the dataset is balanced by weights."""
+
+    @property
+    def context(self) -> str:
+        """Hash of the request: equal for trajectories that answer the same request."""
+
+
+class LoggedDataset(Protocol):
+    """A frozen selection of trajectories under one reward version, without trajectories that were forgotten since."""
+
+    @property
+    def problem(self) -> str: ...
+
+    @property
+    def content(self) -> str:
+        """Hash of the content."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What a run records about it: id, location, reward version."""
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """Number of trajectories in train, validation and test."""
+
+    @property
+    def policies(self) -> Mapping[str, int]:
+        """Number of trajectories by version of the behaviour policy."""
+
+    def examples(self, split: str) -> Iterator[Sequence[Example]]:
+        """Examples in parts that fit into memory; trajectories of one context are in the same part."""
+
+
+class Worker(Protocol):
+    """Carries out subtasks: an LLM, a tool, an agent, a person.
+
+    Up to `concurrency` attempts may run at the same time. An attempt that is cancelled leaves
+    nothing behind: no process, no open connection. It may take a moment to end; the executor does not wait for it.
     """
 
     @property
     def name(self) -> str:
-        """As the catalogue has it."""
+        """Name of the worker in the catalogue."""
 
     async def check(self) -> None:
-        """Raises WorkersError or EndpointError where it could not do anything now, and says what to do about it."""
+        """Raises WorkersError or EndpointError, with what to do, if the worker cannot be used now."""
 
-    def most_usd(self, subtask: Subtask) -> float | None:
-        """What an attempt at this can cost at most; None where that is what a typical call costs."""
+    def max_usd(self, subtask: Subtask) -> float | None:
+        """Maximum cost of an attempt; None if it is the cost of a typical call."""
 
     async def do(self, subtask: Subtask) -> Reply:
-        """The answer, or WorkerError with its Fault. Whatever else it raises is taken for Fault.UNKNOWN."""
+        """The answer, or WorkerError with its Fault. Any other exception counts as Fault.UNKNOWN."""
 
     async def close(self) -> None:
-        """Gives back what it holds. It may be called twice."""
+        """Releases all resources; a second call does nothing."""
 
 
 class Verifier(Protocol):
-    """Says whether an output is what the subtask asked for. Success is what it says."""
+    """Judges whether an output is what the subtask asked for; its verdict defines success."""
 
     async def check(self) -> None:
-        """As a worker's."""
+        """Like `Worker.check`."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
-        """Of any output. WorkerError only where the verifier itself cannot be asked: then the attempt failed."""
+        """The verdict on any output. WorkerError if the verifier itself cannot be asked: then the attempt failed."""

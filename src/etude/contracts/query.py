@@ -1,8 +1,7 @@
-"""Which trajectories: a few conditions that all must hold, as a value and as the text after `--where`."""
+"""A query for trajectories: conditions that must all hold, as a value and as the text after `--where`."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,40 +11,41 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from etude.contracts.errors import DataError
+from etude.contracts.suggestions import did_you_mean
 
 
 class Where(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Conditions that all must hold; null does not matter."""
+    """Conditions that must all hold; a field that is null is no condition."""
 
     problem: str | None = None
-    """The kind of decision."""
+    """Name of the problem."""
     policy: str | None = None
-    """The version that decided."""
+    """Version of the policy that decided."""
     agent: str | None = None
-    """Which agent did it."""
+    """Name of the agent."""
     user: str | None = None
-    """For whom."""
+    """User that the task was done for."""
     group: str | None = None
-    """The kind of user."""
+    """Group of the user."""
     tenant: str | None = None
-    """Whose rules of redaction held."""
+    """Tenant whose redaction rules applied."""
     outcome: Literal["success", "failure", "unknown"] | None = None
-    """How it ended."""
+    """Outcome of the task."""
     since: datetime | None = None
-    """Began then or later."""
+    """Earliest start, inclusive."""
     until: datetime | None = None
-    """Began before."""
+    """Latest start, exclusive."""
     min_reward: float | None = None
-    """At least this."""
+    """Minimum reward."""
     max_reward: float | None = None
-    """At most this."""
+    """Maximum reward."""
     min_confidence: float | None = None
-    """Of the reward."""
+    """Minimum confidence of the reward."""
     feedback: bool | None = None
-    """Whether anybody said anything of it."""
+    """Whether the trajectory has a rating."""
 
     def __str__(self) -> str:
-        """As `parse` reads it; empty for everything."""
+        """The text that `parse` reads; empty for all trajectories."""
         parts = []
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -65,27 +65,27 @@ WRITTEN = {
     "max_reward": ("reward", "<="),
     "min_confidence": ("confidence", ">="),
 }
-"""Fields that `--where` calls otherwise."""
+"""Fields with another name in `--where`."""
 
 _TOKEN = re.compile(r"""\s*(?:(and|AND|,)(?=\s|$|[a-z])|([a-z_]+)\s*(>=|<=|=|<|>)\s*("[^"]*"|'[^']*'|[^\s,]+))""")
 
 
 def parse(text: str) -> Where:
-    """`problem=workflow and outcome=success and time>=2026-11-01 and reward>=0.5`; DataError says what is wrong."""
+    """`problem=choice:model and outcome=success and time>=2026-11-01 and reward>=0.5`; DataError says what is wrong."""
     found, place = Where(), 0
     text = text.strip()
     while place < len(text):
         token = _TOKEN.match(text, place)
         if token is None:
             raise DataError(
-                f"--where {text!r}: cannot read {text[place:].strip()[:40]!r}: expected conditions such as "
-                "`problem=workflow and outcome=success and time>=2026-11-01`"
+                f"where {text!r}: cannot read {text[place:].strip()[:40]!r}: expected conditions such as "
+                "`problem=choice:model and outcome=success and time>=2026-11-01`"
             )
         place = token.end()
         if token[1] is None:
             name, value = _condition(token[2], token[3], token[4].strip("\"'"))
             if getattr(found, name) is not None:
-                raise DataError(f"--where {text!r}: {token[2]}{token[3]} stands there twice: keep one of them")
+                raise DataError(f"where {text!r}: {token[2]}{token[3]} occurs twice: keep one of them")
             found = replace(found, **{name: value})
     return found
 
@@ -101,13 +101,12 @@ def _condition(key: str, sign: str, text: str) -> tuple[str, Any]:
     }
     if name not in readers:
         known = [f"{k}{s}" for k, s in (WRITTEN.get(field, (field, "=")) for field in readers)]
-        close = difflib.get_close_matches(f"{key}{sign}", known, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise DataError(f"--where: unknown condition {key}{sign}{text}: {hint}there are {', '.join(known)}")
+        hint = did_you_mean(f"{key}{sign}", known, cutoff=0.5)
+        raise DataError(f"where: unknown condition {key}{sign}{text}: {hint}there are {', '.join(known)}")
     try:
         return name, readers[name](text)
     except ValueError as error:
-        raise DataError(f"--where: {key}{sign}{text}: {error}") from error
+        raise DataError(f"where: {key}{sign}{text}: {error}") from error
 
 
 def _outcome(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The wire as files: a JSON Schema of each event, and the registry of topics. Generated, never written by hand."""
+"""The wire format as files: a JSON Schema per event and the registry of topics, all generated."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from etude.contracts.trajectory import Event
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FOLDER = "schemas/agent-rl"
 REGISTRY = "topics.json"
-TYPE_DOC = "The subject it travels on; its end is the version of this schema."
+TYPE_DOC = "Subject of the event; it ends in the version of this schema."
 
 
 def schema_files() -> dict[str, str]:
-    """Relative paths to what stands there: five schemas and topics.json."""
+    """File contents by relative path: five schemas and topics.json."""
     whole = {topic.schema: topic for topic in TOPICS if "#" not in topic.schema}
     files = {f"{FOLDER}/{name}": _text(_schema(topic)) for name, topic in whole.items()}
     return files | {REGISTRY: _text(_registry())}
 
 
 def _schema(topic: Topic) -> dict[str, Any]:
-    """Of an event, with those that share its file beside it in $defs."""
-    beside = [other.event for other in TOPICS if other.schema.startswith(f"{topic.schema}#")]
-    _, parts = msgspec.json.schema_components([topic.event, *beside], ref_template="#/$defs/{name}")
-    for kind in _structs(topic.event, *beside):
+    """The schema of an event; events that share its file are in $defs."""
+    others = [other.event for other in TOPICS if other.schema.startswith(f"{topic.schema}#")]
+    _, parts = msgspec.json.schema_components([topic.event, *others], ref_template="#/$defs/{name}")
+    for kind in _structs(topic.event, *others):
         docs = field_docs(kind) | ({"type": TYPE_DOC} if issubclass(kind, Event) else {})
         for name, doc in docs.items():
             parts[kind.__name__]["properties"][name]["description"] = doc
@@ -45,7 +45,7 @@ def _schema(topic: Topic) -> dict[str, Any]:
 
 
 def _structs(*kinds: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
-    """These and all that their fields are made of."""
+    """These structs and all structs in their fields."""
     found: list[type[msgspec.Struct]] = []
 
     def visit(kind: Any) -> None:

@@ -1,4 +1,4 @@
-"""The socket to stored experience, and what is read from it."""
+"""The port to stored experience, and the types that are read from it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 
 class Stored(StrEnum):
-    """What became of an event that was to be stored."""
+    """The result of storing an event."""
 
     NEW = "new"
     DUPLICATE = "duplicate"  # the same is there: nothing changed
     CONFLICT = "conflict"  # another event with this id is there: nothing changed
-    FORGOTTEN = "forgotten"  # of a trajectory or user that was erased
-    OPTED_OUT = "opted_out"  # of a user who does not want it
+    FORGOTTEN = "forgotten"  # its trajectory or user was erased
+    OPTED_OUT = "opted_out"  # its user opted out
 
 
 class Summary(NamedTuple):
-    """A trajectory without what is in it."""
+    """A trajectory without its content."""
 
     id: str
     time: datetime
@@ -42,13 +42,13 @@ class Summary(NamedTuple):
     decisions: int
     turns: int
     size: int  # bytes
-    reward: float | None  # under the version that was asked for, its last revision
+    reward: float | None  # last revision under the requested version
     confidence: float | None
-    feedback: float | None  # mean of what was said, from 0 to 1
+    feedback: float | None  # mean rating, from 0 to 1
 
 
 class Row(NamedTuple):
-    """A trajectory as it came, with its summary."""
+    """A trajectory as it was received, with its summary."""
 
     summary: Summary
     body: bytes
@@ -56,21 +56,21 @@ class Row(NamedTuple):
 
 class Page(NamedTuple):
     rows: list[Summary]
-    next: str | None  # the cursor of what follows; None at the end
+    next: str | None  # cursor of the next page; None at the end
 
 
-class Story(Struct, frozen=True, kw_only=True):
-    """All there is about one trajectory."""
+class TrajectoryDetail(Struct, frozen=True, kw_only=True):
+    """Everything that is stored about one trajectory."""
 
     trajectory: Trajectory
     feedback: tuple[Feedback, ...]
-    """By time."""
+    """Feedback by time."""
     rewards: tuple[Reward, ...]
-    """By version and revision; none is ever removed by a later one."""
+    """Rewards by version and revision; a later one does not remove an earlier one."""
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Trajectories of one problem, policy and outcome."""
+    """Number of trajectories of one problem, policy and outcome."""
 
     problem: str
     policy: str | None
@@ -87,7 +87,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     turns: int
     feedback: int
     rewards: int
-    """Of every version and revision."""
+    """Number of rewards of all versions and revisions."""
     users: int
     bytes: int
     first: datetime | None
@@ -100,60 +100,65 @@ class Stats(Struct, frozen=True, kw_only=True):
 
 
 class ExperienceStore(Protocol):
-    """Trajectories, feedback and rewards, append-only; and documents about them.
+    """An append-only store of trajectories, feedback and rewards, and of documents about them.
 
-    What `append` returned from survives the death of the process and of the machine. Reads see everything that was
-    appended before, by any process. StoreError where the store cannot be reached, read or written (a full disk is
-    one): then nothing of the call happened, or calling it again completes it. Instances may be used by several threads.
+    Once `append` has returned, its events survive the death of the process and of the machine. Reads see everything
+    that any process appended before. StoreError if the store cannot be reached, read or written (such as a full disk):
+    then the call had no effect, or calling it again completes it. Instances may be used by several threads.
     """
 
-    def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
-        """Events with the bytes they came as, in order; what became of each.
+    def ping(self) -> None:
+        """Raise StoreError if the store cannot be reached and read. It writes nothing and costs one short query."""
 
-        Idempotent by id within a kind. Content is the same where the bytes are. Feedback and rewards may come before
-        their trajectory. Nothing of users who opted out, of erased trajectories or of erased users' later events about
-        them is stored; whether something was erased is looked at before whether somebody opted out. Only Trajectory,
-        Feedback and Reward are taken; others are a ValueError.
+    def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
+        """Append events with their original bytes, in order, and return the result for each.
+
+        Idempotent by id within a kind: contents are equal if their bytes are. Feedback and rewards may come before
+        their trajectory. Erased events, events about erased trajectories, and events of users who opted out are not
+        stored; erasure is checked before opt-outs. ValueError for any event but Trajectory, Feedback and Reward.
         """
 
-    def story(self, trajectory_id: str) -> Story | None: ...
+    def detail(self, trajectory_id: str) -> TrajectoryDetail | None: ...
 
     def page(self, where: Where, *, version: int, after: str | None = None, limit: int = 100) -> Page:
-        """Newest first, ties by id. A cursor stays valid while events are appended: none is shown twice or left out."""
+        """Trajectories, newest first, ties by id. A cursor stays valid while events are appended."""
 
     def scan(self, where: Where, *, version: int) -> Iterator[Row]:
-        """Every one, oldest first, ties by id, as the store is when it begins; memory holds a few at a time."""
+        """All trajectories, oldest first, ties by id, as of its start; only a few are in memory at a time."""
 
     def stats(self, where: Where, *, version: int) -> Stats: ...
 
     def forget(self, user: str) -> list[str]:
-        """Erase all of a user's trajectories with their feedback, rewards and decisions; their ids, which are kept.
+        """Erase a user's trajectories with their feedback, rewards and decisions; return the ids, which are kept.
 
-        What they said of others' trajectories goes too. It may take as long as copying the store; where it failed,
-        calling it again completes it.
+        The user's ratings of other trajectories are erased too. It may take as long as copying the store; if it
+        failed, calling it again completes it.
         """
 
     def forgotten(self, trajectory_ids: Sequence[str]) -> set[str]:
-        """Which of these were erased."""
+        """The ids that were erased."""
 
     def set_opt_out(self, user: str, out: bool) -> None: ...
 
     def opted_out(self) -> frozenset[str]: ...
 
     def expire(self, before: datetime) -> int:
-        """Remove trajectories that began before, with all that belongs to them; how many. They are not `forgotten`."""
+        """Remove trajectories that began before, with their feedback and rewards, and return how many.
+
+        They do not count as `forgotten`.
+        """
 
     def put(self, kind: str, key: str, body: bytes) -> None:
-        """Keep a document, in place of the one of this kind and key: reward definitions, baselines, datasets, jobs."""
+        """Store or replace a document by kind and key: reward definitions, baselines, datasets, jobs."""
 
     def documents(self, kind: str) -> Mapping[str, bytes]:
-        """By key, in the order of keys."""
+        """Documents of a kind, sorted by key."""
 
     def add_members(self, dataset: str, trajectory_ids: Sequence[str]) -> None:
-        """Remember which trajectories a dataset is made of; again is harmless."""
+        """Record the trajectories of a dataset; a repeated call is harmless."""
 
     def datasets_of(self, trajectory_ids: Sequence[str]) -> Mapping[str, int]:
-        """Datasets that have any of these, and how many."""
+        """Datasets that contain any of these trajectories, and how many of them."""
 
     def close(self) -> None:
-        """It may be called twice."""
+        """Close the store; a second call does nothing."""

@@ -1,8 +1,8 @@
-"""One table: event ↔ subject ↔ JSON Schema ↔ stream ↔ retention; and events to bytes and back by it.
+"""One table: event ↔ subject ↔ JSON Schema ↔ stream ↔ retention; it encodes and decodes events.
 
 A subject ends in its version. Within a version events only gain fields, which older readers ignore. Another version is
-another subject: `MIGRATIONS` brings events of older versions up to the one that is read here; newer ones are refused
-with that reason, kept as dead letters, and can be replayed after an upgrade.
+another subject: `MIGRATIONS` brings events of older versions up to the current one. Events of newer versions are
+refused with that reason, kept as dead letters, and can be replayed after an upgrade.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from etude.contracts.trajectory import Event, Feedback, Trajectory
 TRAJECTORIES, REWARDS, TRAINING = "AGENT_RL_TRAJECTORIES", "AGENT_RL_REWARDS", "AGENT_RL_TRAINING"
 DEAD_LETTERS = "AGENT_RL_DEAD_LETTERS"
 MAX_BYTES = 16 << 20
-"""Of one event; what is larger is refused."""
+"""Maximum size of an event; a larger one is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,13 @@ TOPICS: tuple[Topic, ...] = (
     Topic(event=ModelDeployed, schema="model.deployed.v1.schema.json", stream=TRAINING, retention_days=7),
 )
 STREAMS: Mapping[str, int] = {topic.stream: topic.retention_days for topic in TOPICS} | {DEAD_LETTERS: 30}
-"""Days that each keeps its events."""
+"""Days for which each stream keeps its events; unacknowledged events are kept for longer."""
+STORED_FIRST = frozenset({REWARDS})
+"""Streams whose events are stored before they are published: they expire even if no consumer exists."""
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 MIGRATIONS: dict[str, Migration] = {}
-"""By the subject of an older version: its event, as JSON has it, to that of the version after it."""
+"""Subject of an older version → function from its JSON to the JSON of the next version."""
 
 
 def subject_of(event: type[Event] | Event) -> str:
@@ -67,7 +69,7 @@ def stream_of(subject: str) -> str:
     for topic in TOPICS:
         if _family(topic.subject)[0] == family:
             return topic.stream
-    raise EventError(f"subject {subject!r} is none of ours: expected one of {', '.join(_EVENTS)}")
+    raise EventError(f"subject {subject!r} is unknown: expected one of {', '.join(_EVENTS)}")
 
 
 def encode(event: Event) -> bytes:
@@ -83,7 +85,7 @@ def decode(body: bytes, *, subject: str | None = None, migrations: Mapping[str, 
 
 
 def read_json(body: bytes) -> Any:
-    """What the bytes of an event say, whatever it is; EventError as `decode`."""
+    """The JSON value in the bytes of an event; EventError as `decode`."""
     if len(body) > MAX_BYTES:
         raise EventError(f"has {len(body):,} bytes: an event has at most {MAX_BYTES:,}; leave large outputs out of it")
     try:
@@ -95,7 +97,7 @@ def read_json(body: bytes) -> Any:
 
 
 def to_event(raw: Any, *, subject: str | None = None, migrations: Mapping[str, Migration] = MIGRATIONS) -> Event:
-    """An event from what its JSON says; EventError as `decode`."""
+    """An event from its JSON value; EventError as `decode`."""
     try:
         found = msgspec.convert(raw, _Head).type if subject is None else subject
         if found not in _EVENTS:
@@ -106,11 +108,11 @@ def to_event(raw: Any, *, subject: str | None = None, migrations: Mapping[str, M
 
 
 def _migrated(subject: str, raw: Any, migrations: Mapping[str, Migration]) -> tuple[str, Any]:
-    """The subject and the event of the version that is read here."""
+    """The subject and the JSON of the event, brought up to the version that this Etude reads."""
     family, version = _family(subject)
     known = next((s for s in _EVENTS if _family(s)[0] == family), None)
     if known is None or version is None:
-        raise EventError(f"subject {subject!r} is none of ours: expected one of {', '.join(_EVENTS)}")
+        raise EventError(f"subject {subject!r} is unknown: expected one of {', '.join(_EVENTS)}")
     newest = _family(known)[1]
     assert newest is not None
     if version > newest:

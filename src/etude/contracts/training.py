@@ -1,4 +1,4 @@
-"""Asking for a training, and how it goes."""
+"""A request for a training job, and the status of a job."""
 
 from __future__ import annotations
 
@@ -6,138 +6,141 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from etude.contracts.decision import Amount, Name
 from etude.contracts.query import Where
 from etude.contracts.reward import Version
-from etude.contracts.trajectory import Amount, Event, Id, Name, Share
+from etude.contracts.trajectory import Event, Id, PolicyVersion, Sha256, Share
 
 Count = Annotated[int, Meta(ge=0)]
 
 
 class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a training may use."""
+    """Compute that a training job may use."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; auto takes a GPU where there is one."""
+    """Device of the tensors; auto uses a GPU if there is one."""
     cpus: Annotated[int, Meta(ge=1)] = 1
-    """Cores."""
+    """Number of CPU cores."""
     gpus: Count = 0
-    """GPUs."""
+    """Number of GPUs."""
     memory_gb: Amount | None = None
-    """Null is as much as there is."""
+    """Maximum memory in GB; null is no limit."""
     max_minutes: Amount | None = None
-    """It is stopped then; null is never."""
+    """Minutes after which the job is stopped; null is no limit."""
 
 
 class Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How its result is judged."""
+    """How the result of a training job is evaluated."""
 
     holdout: Share = 0.2
-    """Share of the trajectories that are kept aside."""
+    """Share of the trajectories that is held out."""
     metrics: tuple[Name, ...] = ("return", "success")
-    """What is measured."""
+    """Names of the metrics."""
     minimum_gain: float = 0.0
-    """What has to be gained over the policy it began with."""
+    """Minimum gain over the policy that it continues from."""
 
 
 class Checkpointing(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How often a training is saved, and where."""
+    """When checkpoints are written."""
 
     every_steps: Annotated[int, Meta(ge=1)] = 100_000
-    """How often."""
+    """Gradient steps between checkpoints."""
     keep: Annotated[int, Meta(ge=1)] = 3
-    """How many stay."""
-    uri: str | None = None
-    """Where they go; null is the run's own folder."""
+    """Number of checkpoints to keep."""
 
 
 class TrainingRequest(Event, frozen=True, kw_only=True, omit_defaults=True, tag="agent.rl.training.request.v1"):
-    """A training is wanted."""
+    """A request for a training job."""
 
     problem: Name
-    """What is to be decided better."""
-    algorithm: Literal["ppo", "dpo", "rloo"] = "ppo"
-    """How it learns."""
+    """Name of the problem."""
+    method: Name = "from-logs"
+    """Learning method, one of the problem's learners: `practise` in a simulated world, `imitate` expert examples,
+    learn `from-logs` of decisions and rewards, `fit` the outcomes of every option, or one of the problem's own."""
+    algorithm: Name | None = None
+    """Algorithm of the method, such as ppo, rloo or dpo; null is the method's default."""
     dataset: Where = Where()
-    """Which trajectories to learn from."""
+    """Query for the trajectories to learn from."""
     reward_version: Version = 1
-    """Of the reward's definition."""
-    checkpoint: str | None = None
-    """The policy to go on from; null begins anew."""
+    """Version of the reward definition."""
+    policy: PolicyVersion | None = None
+    """Policy version to continue from; null starts from scratch."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     """Settings of the algorithm that differ from its defaults."""
     compute: Compute = Compute()
-    """What it may use."""
+    """Compute that the job may use."""
     evaluation: Evaluation = Evaluation()
-    """How its result is judged."""
+    """How the result of a training job is evaluated."""
     checkpointing: Checkpointing = Checkpointing()
-    """How often it is saved, and where."""
-    trigger: Literal["threshold", "schedule", "manual"] = "manual"
-    """Enough new trajectories, the clock, or a person."""
+    """When checkpoints are written."""
+    trigger: Literal["threshold", "schedule", "drift", "feedback", "regression", "manual"] = "manual"
+    """What caused the request: enough new trajectories, a schedule, drifted inputs or rewards, worse feedback, a policy
+    regression, or a person."""
     priority: Annotated[int, Meta(ge=0, le=9)] = 5
-    """9 goes first."""
+    """Priority from 0 to 9; a job of priority 9 runs first."""
     requested_by: Name | None = None
-    """Who asked."""
+    """Name of the person or service that sent the request."""
 
 
 class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a training is."""
+    """Progress of a training job."""
 
     epoch: Count = 0
-    """Passes over the data so far."""
+    """Epochs done."""
     epochs: Count = 0
-    """Passes planned."""
+    """Epochs planned."""
     step: Count = 0
-    """Gradient steps so far."""
+    """Gradient steps done."""
     steps: Count = 0
     """Gradient steps planned."""
     share: Share = 0.0
-    """Of the whole training."""
+    """Share of the job that is done."""
     eta_s: Amount | None = None
-    """Seconds it will probably take from now."""
+    """Estimated seconds until the job ends."""
 
 
 class Artifact(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file that a training made."""
+    """A file or policy that a training job produced, identified by its content."""
 
     name: Name
-    """What it is, such as checkpoint or report."""
-    uri: str
-    """Where it lies."""
-    sha256: str | None = None
-    """Of its content, in hexadecimal."""
+    """Kind of artefact, such as policy, checkpoint or report."""
+    version: PolicyVersion | None = None
+    """Version of the policy, under which it is deployed and logged; null for a file."""
+    sha256: Sha256
+    """SHA-256 of the file; for a policy, of its manifest."""
     bytes: Count | None = None
-    """How long it is."""
+    """Size in bytes."""
 
 
 class JobError(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a training failed."""
+    """Why a training job failed."""
 
     kind: Name
-    """The error's class."""
+    """Class of the error."""
     message: str
     """What went wrong, and what to do."""
     retryable: bool = False
-    """Whether the same again may succeed."""
+    """Whether a retry may succeed."""
 
 
 class TrainingStatus(Event, frozen=True, kw_only=True, omit_defaults=True, tag="agent.rl.training.status.v1"):
-    """How a training goes."""
+    """The status of a training job."""
 
     job_id: Id
-    """Which training."""
+    """Id of the job."""
     request_id: Id | None = None
-    """Who asked for it, where an event did."""
+    """Id of the TrainingRequest, if there is one."""
     problem: Name
-    """What is to be decided better."""
+    """Name of the problem."""
     status: Literal["queued", "running", "completed", "failed", "cancelled"]
-    """Where it stands."""
+    """Status of the job."""
     progress: Progress = Progress()
-    """How far it is."""
+    """Progress of the job."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Loss, reward, KL divergence and their like, now."""
+    """Current training metrics, such as loss, reward and KL divergence."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    """On what was kept aside."""
+    """Metrics on the held-out trajectories."""
     artifacts: tuple[Artifact, ...] = ()
-    """What it made so far."""
+    """Artefacts produced so far."""
     error: JobError | None = None
-    """Why it failed."""
+    """Why the job failed."""

@@ -1,7 +1,7 @@
-"""One task from start to end, as it travels: its turns, its decisions, what came of it, what people said of it.
+"""One task from start to end, as an event: its turns, its decisions, its outcome and its ratings.
 
-A trajectory is written once, when its task is over; feedback may follow days later. What a later version of Etude adds
-to an event, this one ignores and keeps: stores hold events as they came.
+A trajectory is written once, when its task is over; feedback may follow days later. Fields that a later version of
+Etude adds to an event are ignored and kept: stores hold the original bytes.
 """
 
 from __future__ import annotations
@@ -11,138 +11,131 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from etude.contracts.decision import Amount, LoggedDecision, Name
+
 Id = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@+-]*$")]
-"""Unique among events of its kind; whoever sends an event again sends it with the same id."""
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+"""Unique among events of its kind; an event that is sent again has the same id."""
+PolicyVersion = Annotated[
+    str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(\+[A-Za-z0-9_.-]+)?$")
+]
+"""Version of a policy: the 16 hexadecimal digits of its artefact, with +SUFFIX for how it is used, or the name of a
+policy without an artefact, such as `rules`. It is not a path or URL."""
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 of a file, in hexadecimal."""
 Time = Annotated[datetime, Meta(tz=True)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Amount = Annotated[float, Meta(ge=0)]
-Propensity = Annotated[float, Meta(gt=0, le=1)]
 Stars = Annotated[int, Meta(ge=1, le=5)]
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """What all events have; `type` is the subject an event travels on."""
+    """The fields that all events have; `type` is the subject of an event."""
 
     id: Id
-    """Of this event: a second event with the same id and content changes nothing, one with other content is refused."""
+    """Id of this event: a second event with this id changes nothing if its content is equal, else it is refused."""
     time: Time
-    """When it happened, with its time zone."""
-
-
-class LoggedDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a later policy needs to be judged on a decision."""
-
-    problem: Name
-    """What kind of decision: workflow, allocation, prompt, or your own."""
-    at_ms: Amount = 0.0
-    """When, since the trajectory began."""
-    context: Any = None
-    """What was known when it was made, beyond the task."""
-    eligible: Any = None
-    """What could be chosen: a list of actions, or what the problem says instead."""
-    action: Any = None
-    """What was."""
-    propensity: Propensity | None = None
-    """How probable that was; null where nobody knows, as when a person chose."""
-    policy: Name
-    """The version that decided."""
+    """Time of the event, with its time zone."""
 
 
 class Turn(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One exchange with the world."""
+    """One interaction of the agent with its environment."""
 
     at_ms: Amount = 0.0
-    """When, since the trajectory began."""
+    """Milliseconds since the trajectory began."""
     observation: Any = None
     """What the agent saw."""
     action: Any = None
-    """What it did."""
+    """What the agent did."""
     result: Any = None
-    """What came of it."""
+    """Result of the action."""
     error: str | None = None
-    """What went wrong, if something did."""
+    """Error message, if the action failed."""
     cost_usd: Amount | None = None
-    """What it cost; null where nobody knows."""
+    """Cost in USD; null if unknown."""
     latency_ms: Amount | None = None
-    """How long it took; null where nobody knows."""
+    """Duration in milliseconds; null if unknown."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the task ended."""
 
     success: bool | None = None
-    """Whether it was done; null where nobody knows."""
+    """Whether the task succeeded; null if unknown."""
     ended: Literal["done", "failed", "aborted", "cancelled", "deadline"] = "done"
-    """How it came to its end."""
+    """Why the task ended."""
     error: str | None = None
-    """Why it did not end as it should."""
+    """Error message, if the task did not end normally."""
     cost_usd: Amount | None = None
-    """What all of it cost; null where nobody knows."""
+    """Cost of the whole task in USD; null if unknown."""
     latency_ms: Amount | None = None
-    """From start to end; null where nobody knows."""
+    """Duration of the whole task in milliseconds; null if unknown."""
     subtasks: Annotated[int, Meta(ge=0)] | None = None
-    """How many there were."""
+    """Number of subtasks."""
     subtasks_done: Annotated[int, Meta(ge=0)] | None = None
-    """How many of them were done."""
+    """Number of subtasks that were done."""
     quality: dict[str, Share] | None = None
-    """Scores of the result by name, such as tests passed, linter, judge."""
+    """Scores of the result by name, such as tests passed, linter or judge."""
 
 
-class Said(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a person said of a result."""
+class Rating(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A person's opinion of a result."""
 
     thumbs: Literal["up", "down"] | None = None
     """Good or bad."""
     stars: Stars | None = None
     """From 1, bad, to 5, very good."""
     comment: str | None = None
-    """In words."""
+    """Comment in words."""
 
 
 class Trajectory(Event, frozen=True, kw_only=True, omit_defaults=True, tag="agent.rl.trajectory.v1"):
-    """A task from start to end; `time` is when it began."""
+    """A task from start to end; `time` is its start."""
 
     task: str
-    """What was to be done, in words."""
-    problem: Name = "workflow"
-    """The kind of decision it is about first of all."""
+    """Description of the task, in words."""
+    problem: Name
+    """Problem of its first decision: its name, choice:NAME for a choice of your own, `task` without a decision."""
     policy: Name | None = None
-    """The version that decided, where one did."""
+    """Version of the policy that decided, if any."""
     agent: Name | None = None
-    """Which agent did it."""
+    """Name of the agent."""
     model: Name | None = None
-    """The model that the agent speaks with, and its version."""
+    """Model that the agent uses, with its version."""
     user: Name | None = None
-    """For whom: a name that means nothing elsewhere."""
+    """User that the task was done for: an id that has no meaning elsewhere."""
     group: Name | None = None
-    """The kind of user, for comparison between groups."""
+    """Group of the user, for comparison between groups."""
     tenant: Name | None = None
-    """Whose rules of redaction hold."""
+    """Tenant whose redaction rules apply."""
     decisions: tuple[LoggedDecision, ...] = ()
-    """In the order in which they were made."""
+    """Decisions in the order in which they were made."""
     turns: tuple[Turn, ...] = ()
-    """In order."""
+    """Turns in order."""
     outcome: Outcome = Outcome()
     """How it ended."""
-    feedback: tuple[Said, ...] = ()
-    """What was said of it before it ended."""
+    feedback: tuple[Rating, ...] = ()
+    """Ratings given before the task ended."""
     redacted: dict[str, int] | None = None
-    """How many values of each kind were replaced by placeholders before this was written."""
+    """Number of values per kind that redaction replaced by placeholders."""
     metadata: dict[str, Any] | None = None
-    """Anything else, as names and values."""
+    """Any other names and values."""
 
 
 class Feedback(Event, frozen=True, kw_only=True, omit_defaults=True, tag="agent.rl.feedback.v1"):
-    """What a person said of a trajectory, after it ended."""
+    """A person's rating of a trajectory, after it ended."""
 
     trajectory_id: Id
-    """What it is about."""
+    """Id of the trajectory that is rated."""
     user: Name | None = None
-    """Who says so."""
+    """User who gave the rating."""
     thumbs: Literal["up", "down"] | None = None
     """Good or bad."""
     stars: Stars | None = None
     """From 1, bad, to 5, very good."""
     comment: str | None = None
-    """In words."""
+    """Comment in words."""
+
+
+def rating_scores(rating: Rating | Feedback) -> list[float]:
+    """Thumbs and stars as scores, each from 0, bad, to 1, very good."""
+    thumbs = [] if rating.thumbs is None else [float(rating.thumbs == "up")]
+    return thumbs if rating.stars is None else [*thumbs, (rating.stars - 1) / 4]

@@ -1,4 +1,4 @@
-"""One attempt at a subtask, as a worker sees it: what it is asked, what it answers, and how it fails."""
+"""One attempt at a subtask, as a worker sees it: the subtask, the reply, and the fault."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from etude.contracts.errors import EtudeError
 
 
 class Fault(StrEnum):
-    """Why an attempt came to nothing."""
+    """Why an attempt failed."""
 
     TIMEOUT = "timeout"  # no answer in time, or a stream that stalled
     RATE_LIMIT = "rate_limit"  # asked too often; later it may answer
-    UNAVAILABLE = "unavailable"  # nobody there, a broken connection, a service out of order
-    REFUSAL = "refusal"  # it will not do this
-    INVALID_OUTPUT = "invalid_output"  # it answered, but the verifier says no
-    WRONG_INPUT = "wrong_input"  # it was given what it cannot work with, or lacks what it needs
-    NOT_APPLICABLE = "not_applicable"  # nobody wants this subtask
-    BUDGET = "budget"  # money or time does not suffice to try
+    UNAVAILABLE = "unavailable"  # no answer at its address, a broken connection, a service out of order
+    REFUSAL = "refusal"  # the worker declines the subtask
+    INVALID_OUTPUT = "invalid_output"  # the worker answered, but the verifier rejected the output
+    WRONG_INPUT = "wrong_input"  # the inputs are unusable or incomplete
+    NOT_APPLICABLE = "not_applicable"  # the subtask is not needed
+    BUDGET = "budget"  # too little money or time is left for an attempt
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """What an earlier subtask made, passed along an edge."""
+    """The output of an earlier subtask, passed along an edge of the plan."""
 
     task_type: str
     output: Any
@@ -34,7 +34,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subtask:
-    """What a worker is asked. The caller sees to it that it ends in time; a worker need not watch the clock."""
+    """A subtask for a worker. The caller enforces the timeout; a worker need not."""
 
     workflow: str  # its id
     node: int
@@ -43,21 +43,21 @@ class Subtask:
     task_type: str
     description: str = ""  # of the task type
     inputs: tuple[Input, ...] = ()  # in the order of the nodes it depends on
-    timeout_s: float | None = None  # what is left to it, for services that want to know
+    timeout_s: float | None = None  # time left, for services that take a timeout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What a worker answers."""
+    """A worker's answer."""
 
     output: Any
-    cost_usd: float | None = None  # None: what a typical call costs by the catalogue
-    usage: Mapping[str, int] = field(default_factory=dict)  # tokens in and out, or whatever is counted
+    cost_usd: float | None = None  # None: the cost of a typical call in the catalogue
+    usage: Mapping[str, int] = field(default_factory=dict)  # such as tokens in and out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a verifier says about an output."""
+    """A verifier's judgement of an output."""
 
     ok: bool
     reason: str = ""
@@ -66,7 +66,7 @@ class Verdict:
 
 
 class WorkerError(EtudeError):
-    """An attempt failed: with which Fault, at what cost, and when it makes sense to ask again."""
+    """An attempt failed; it carries the fault, the cost, and when a retry makes sense."""
 
     def __init__(
         self, message: str, *, fault: Fault, cost_usd: float | None = None, retry_after_s: float | None = None

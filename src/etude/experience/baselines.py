@@ -1,7 +1,7 @@
-"""Rolling baselines: raw numbers come in one after the other, each is compared with the last ones before it.
+"""Rolling baselines: each raw number is compared with the latest numbers before it.
 
-A window holds the last N numbers exactly. Its sums are whole numbers, as every float is one of some tiny unit: what
-leaves the window leaves no rounding behind, and a window read back from its numbers goes on as if never written.
+A window holds the last N numbers and sums them exactly (`math.fsum`) on demand: removed numbers leave no rounding
+error, and a window restored from its numbers continues as if it had never been saved.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from operator import mul
 from typing import Literal
 
 import msgspec
@@ -18,78 +19,54 @@ from etude.contracts.reward import Baseline
 
 Method = Literal["none", "zscore", "minmax"]
 Key = tuple[str | None, ...]
-"""What is compared only with its like: a component, how it was measured, and the problem."""
+"""Numbers of equal keys are compared: the component, how it was measured, and the problem."""
 
-YOUNG = 10
-"""Numbers a window must hold before anything is judged by it."""
+MIN_COUNT = 10
+"""Minimum number of values in a window for a comparison."""
 NEUTRAL = 0.5
-LARGEST = 1e150
-"""What is further from 0 is no measurement: its square is no float."""
-UNIT = 1074
-"""Every float is a whole number of 2**-UNIT."""
+MAX_MAGNITUDE = 1e150
+"""Maximum magnitude of a measurement: the square of a larger one overflows."""
 
 
 class Window:
-    """The last `size` numbers, their mean, deviation, lowest and highest; each number costs the same few steps."""
+    """The last `size` numbers, and their mean, deviation, lowest and highest."""
 
     def __init__(self, size: int, values: Iterable[float] = ()) -> None:
-        self.size = size
-        self.values: deque[float] = deque()
-        self._sum = self._squares = 0
-        self._lows: deque[float] = deque()  # rising: what no later number undercuts
-        self._highs: deque[float] = deque()  # falling
+        self.values: deque[float] = deque(maxlen=size)
         for value in values:
             self.add(value)
 
+    @property
+    def size(self) -> int:
+        assert self.values.maxlen is not None
+        return self.values.maxlen
+
     def add(self, value: float) -> None:
-        assert -LARGEST <= value <= LARGEST
-        if len(self.values) == self.size:
-            self._drop(self.values.popleft())
+        assert -MAX_MAGNITUDE <= value <= MAX_MAGNITUDE
         self.values.append(value)
-        units = _units(value)
-        self._sum += units
-        self._squares += units * units
-        while self._lows and self._lows[-1] > value:
-            self._lows.pop()
-        self._lows.append(value)
-        while self._highs and self._highs[-1] < value:
-            self._highs.pop()
-        self._highs.append(value)
 
     def baseline(self, method: Method) -> Baseline:
-        """What the next number is compared with."""
+        """The baseline that the next number is compared with."""
         n = len(self.values)
         if n == 0:
             return Baseline(method=method)
         if method == "minmax":
-            return Baseline(method=method, count=n, low=self._lows[0], high=self._highs[0])
-        spread = n * self._squares - self._sum * self._sum
-        std = math.sqrt(spread / (n * n << 2 * UNIT))
-        return Baseline(method=method, count=n, mean=self._sum / (n << UNIT), std=std)
-
-    def _drop(self, value: float) -> None:
-        units = _units(value)
-        self._sum -= units
-        self._squares -= units * units
-        if self._lows[0] == value:
-            self._lows.popleft()
-        if self._highs[0] == value:
-            self._highs.popleft()
-
-
-def _units(value: float) -> int:
-    numerator, denominator = value.as_integer_ratio()
-    return numerator << UNIT + 1 - denominator.bit_length()
+            return Baseline(method=method, count=n, low=min(self.values), high=max(self.values))
+        shifted = [value - self.values[0] for value in self.values]  # numbers that are all the same deviate by 0
+        centre = math.fsum(shifted) / n
+        deviations = [value - centre for value in shifted]
+        variance = math.fsum(map(mul, deviations, deviations)) / n
+        return Baseline(method=method, count=n, mean=math.fsum(self.values) / n, std=math.sqrt(variance))
 
 
 def compared(raw: float, baseline: Baseline) -> float:
     """From 0 to 1, more is better: by the logistic curve of the deviations from the mean, or between low and high.
 
-    Neutral where the baseline is young or all its numbers are the same.
+    Neutral where the baseline has too few numbers or all its numbers are the same.
     """
     if baseline.method == "none":
         return raw
-    if baseline.count < YOUNG:
+    if baseline.count < MIN_COUNT:
         return NEUTRAL
     if baseline.method == "minmax":
         width = baseline.high - baseline.low
@@ -97,22 +74,22 @@ def compared(raw: float, baseline: Baseline) -> float:
     if baseline.std == 0:
         return NEUTRAL
     z = (raw - baseline.mean) / baseline.std
-    return 1 / (1 + math.exp(-z)) if z > -700 else 0.0  # beyond, the exponential is no float
+    return 1 / (1 + math.exp(-z)) if z > -700 else 0.0  # below, the exponential overflows
 
 
 def certainty(baseline: Baseline | None) -> float:
-    """How far a value under this baseline can be relied on, from 0 to 1."""
-    return 1.0 if baseline is None or baseline.method == "none" else min(1.0, baseline.count / YOUNG)
+    """Reliability of a value under this baseline, from 0 to 1."""
+    return 1.0 if baseline is None or baseline.method == "none" else min(1.0, baseline.count / MIN_COUNT)
 
 
 class Baselines:
-    """A window for each key, made when its first number comes."""
+    """A window for each key, made with its first number."""
 
     def __init__(self) -> None:
         self._windows: dict[Key, Window] = {}
 
     def take(self, key: Key, raw: float, *, method: Method, size: int) -> Baseline:
-        """What stood there before this number; then it joins."""
+        """The baseline before this number; the number is then added to it."""
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = Window(size)
@@ -121,25 +98,25 @@ class Baselines:
         return before
 
     def state(self) -> bytes:
-        """As JSON."""
-        kept = [_Kept(key=key, size=window.size, values=list(window.values)) for key, window in self._windows.items()]
-        return msgspec.json.encode(kept)
+        """The windows as JSON."""
+        windows = self._windows.items()
+        return msgspec.json.encode([_StoredWindow(key=k, size=w.size, values=list(w.values)) for k, w in windows])
 
     @classmethod
     def from_state(cls, state: bytes) -> Baselines:
         made = cls()
         try:
-            kept = msgspec.json.decode(state, type=list[_Kept])
+            stored = msgspec.json.decode(state, type=list[_StoredWindow])
         except msgspec.DecodeError as error:
             raise StoreError(
-                f"kept baselines cannot be read ({error}): remove them, and they begin anew; `etude reward rescore` "
+                f"stored baselines cannot be read ({error}): remove them, and they start again; `etude reward rescore` "
                 "gives rewards that do not depend on it"
             ) from error
-        made._windows = {window.key: Window(window.size, window.values) for window in kept}
+        made._windows = {window.key: Window(window.size, window.values) for window in stored}
         return made
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+class _StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
     key: Key
     size: int
     values: list[float]

@@ -1,66 +1,88 @@
-"""Events to bytes that may be stored: checked against their schema, personal data and secrets replaced."""
+"""Encodes events for storage: checks them against their schema and redacts personal data and secrets."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from etude.contracts.errors import EventError
+from etude.contracts.errors import ConfigError, DataError, EventError
 from etude.contracts.subjects import encode, read_json, subject_of, to_event
 from etude.contracts.trajectory import Event, Trajectory
+from etude.experience.config import ExperienceConfig
 from etude.experience.redact import RedactionConfig, Redactor, Session
+from etude.experience.redaction.matches import KINDS, View
+from etude.experience.redaction.secrets import find_tokens
 
-FREE = ("task", "turns", "decisions", "outcome", "feedback", "metadata", "comment", "agent", "group")
-"""Where anything may stand; the rest are ids, versions, numbers and times."""
+IDS = ("id", "trajectory_id", "job_id", "request_id")
+KEPT = ("type", "time", *IDS)
+"""Fields that are not redacted, since their types cannot hold personal data. All other fields are redacted, whether in
+the schema or not, keys as well as values; a user becomes a pseudonym."""
 
 
 class Cleaner:
-    """Redacts events by the rules of their tenant."""
+    """Redacts events under the rules of their tenant."""
 
     def __init__(self, config: RedactionConfig, *, allow: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        """`allow` is by tenant, `*` for all of them: what is left as it is."""
+        """`allow` lists, by tenant, what is not redacted; `*` is for all tenants."""
         self._config, self._allow = config, dict(allow or {})
         self._redactors: dict[str, Redactor] = {}
 
     def __call__(self, event: Event) -> bytes:
-        """An event of ours, as the bytes to send."""
+        """Encode and redact an event made in this process."""
         return self.clean(encode(event), subject=subject_of(event))[1]
 
     def clean(self, body: bytes, *, subject: str | None = None) -> tuple[Event, bytes]:
-        """An event from bytes, and those to keep: the same ones where nothing was found. EventError if it is none."""
+        """Decode an event from bytes; return it with the redacted bytes to store. EventError if it is not an event."""
         try:
             return self._clean(body, subject)
-        except RecursionError as error:  # what can just be read may be too deep to be looked through
+        except RecursionError as error:  # JSON that can just be parsed may be too deep to be redacted
             raise EventError("nested too deeply to be redacted: flatten it, or leave that part out") from error
 
     def _clean(self, body: bytes, subject: str | None) -> tuple[Event, bytes]:
         raw: dict[str, Any] = read_json(body)
         event = to_event(raw, subject=subject)
-        for name in ("id", "trajectory_id"):
-            if "@" in raw.get(name, ""):
-                raise EventError(f"{name} holds an '@': give it an id that means nothing elsewhere")
-        session = self._redactor(raw.get("tenant")).session()
-        free = {name: raw[name] for name in FREE if name in raw}
-        kept = session.value(free)
-        user = raw.get("user")
+        typed = ("type", *event.__struct_fields__)  # only these were checked
+        for name in IDS:
+            if name in typed:
+                _check_id(name, raw.get(name) or "")
+        session = self._redactor(getattr(event, "tenant", None)).session()
+        own_rule = {name for name in (*KEPT, "user", "redacted") if name in typed}
+        free = {name: value for name, value in raw.items() if name not in own_rule}
+        redacted = session.value(free)
+        user = getattr(event, "user", None)
         known = user if user is None or session.text(user) == user else pseudonym(user)
-        if kept is free and known is user and "type" in raw:
-            return event, body
-        raw |= {"type": raw.get("type", subject_of(event))}  # a store has no subject beside it to read it by
-        raw |= kept | ({} if known is None else {"user": known})
+        before = event.redacted or {} if isinstance(event, Trajectory) else {}
+        counts = {kind: count for kind, count in before.items() if session.text(kind) == kind}
+        # A store keeps no subject next to an event, so the type is in its bytes. They are written again even if nothing
+        # was redacted: a key that occurs twice hides its first value from every reader.
+        if redacted is free and known is user and counts == before:
+            return event, msgspec.json.encode({"type": subject_of(event)} | raw)
+        made = {"type": subject_of(event)} | {name: raw[name] for name in KEPT if name in own_rule and name in raw}
+        made |= redacted | ({} if user is None else {"user": known})
         if isinstance(event, Trajectory):
-            raw["redacted"] = Counter(raw.get("redacted") or {}) + _counts(session)
-        body = msgspec.json.encode(raw)
-        return to_event(raw, subject=subject), body
+            made["redacted"] = Counter(counts) + _counts(session)
+        return to_event(made, subject=subject), msgspec.json.encode(made)
+
+    def unknown(self, body: bytes) -> bytes:
+        """Redact bytes that are not an event: value by value if they are JSON, else as text."""
+        session = self._redactor(None).session()
+        with suppress(EventError, DataError, RecursionError):
+            return msgspec.json.encode(session.value(read_json(body)))
+        return session.text(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def text(self, text: str) -> str:
-        """Of what is no event."""
+        """Redact a text outside of an event."""
         return self._redactor(None).session().text(text)
+
+    def value(self, value: Any) -> Any:
+        """Redact a JSON-like value outside of an event."""
+        return self._redactor(None).session().value(value)
 
     def _redactor(self, tenant: str | None) -> Redactor:
         key = tenant if tenant in self._allow else None
@@ -71,9 +93,25 @@ class Cleaner:
         return self._redactors[name]
 
 
+def make_cleaner(config: ExperienceConfig) -> Cleaner:
+    unknown = set(config.keep_kinds) - set(KINDS)
+    if unknown:
+        raise ConfigError(f"experience.keep_kinds holds {min(unknown)!r}: expected some of {', '.join(sorted(KINDS))}")
+    kinds = tuple(kind for kind in KINDS if kind not in config.keep_kinds)
+    return Cleaner(RedactionConfig(kinds=kinds), allow=config.allow)
+
+
 def pseudonym(user: str) -> str:
-    """What a user is called whose name is personal data: the same wherever it is asked for."""
+    """The pseudonym of a user whose name is personal data: the same in every process."""
     return f"user-{blake2b(user.encode('utf-8', 'surrogatepass'), digest_size=12).hexdigest()}"
+
+
+def _check_id(name: str, value: str) -> None:
+    """EventError for an id that looks like personal data or a secret, since ids are stored and shown unredacted."""
+    if "@" in value:
+        raise EventError(f"{name} holds an '@': give it an id that means nothing elsewhere")
+    if next(find_tokens(View(value)), None) is not None:
+        raise EventError(f"{name} looks like a key or token: give it an id that means nothing elsewhere")
 
 
 def _counts(session: Session) -> Counter[str]:

@@ -1,19 +1,18 @@
-"""What a reward is made of, as data: components with a source, a weight and what their raw numbers are compared with.
+"""The definition of a reward as data: components with a source, a weight and a baseline.
 
-Sources, all of them the more the better:
+Sources, each the higher the better:
 
 completion       1 for success; a failure earns half the share of its subtasks that were done. From 0 to 1.
-efficiency       how little it took: minus the mean logarithm of cost, latency and turns, of those that are known.
-                 Each is counted in a small unit and one is added, so that nothing spent is 0. Compared per problem.
+efficiency       minus the mean logarithm of cost, latency and number of turns, as far as they are known.
+                 Each is counted in a small unit and one is added, so that 0 gives 0. Compared per problem.
 quality          mean of the outcome's scores; `quality.NAME` is one of them. From 0 to 1.
-feedback         mean of what people said: thumbs up 1, down 0, stars from 0 to 1. From 0 to 1, and often late.
+feedback         mean of the ratings: thumbs up 1, down 0, stars from 0 to 1. From 0 to 1, and often late.
 execution        10·success − 0.1·US cents − 0.01·seconds + 0.1·subtasks done; weights and units are `terms`.
 metadata.NAME    a number or flag in the trajectory's metadata.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -25,14 +24,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from etude.contracts.decision import Amount, Name
 from etude.contracts.errors import ConfigError, StoreError
-from etude.contracts.reward import Version
+from etude.contracts.reward import ExecutionReward, Version
 from etude.contracts.store import ExperienceStore
-from etude.contracts.trajectory import Amount, Name, Trajectory
-from etude.experience.baselines import LARGEST, Method
+from etude.contracts.suggestions import did_you_mean
+from etude.contracts.trajectory import Trajectory
+from etude.experience.baselines import MAX_MAGNITUDE, Method
 
 DEFINITIONS = "reward_definition"
-"""The kind of document that definitions are stored as."""
+"""The kind of document in which definitions are stored."""
 
 TERMS: Mapping[str, Mapping[str, float]] = {
     "execution": {
@@ -45,7 +46,7 @@ TERMS: Mapping[str, Mapping[str, float]] = {
     },
     "efficiency": {"cost": 1.0, "cost_unit_usd": 1e-4, "latency": 1.0, "latency_unit_ms": 100.0, "turns": 1.0},
 }
-"""Weights and units of the sources that are sums, unless a component says otherwise."""
+"""Default weights and units of the sources that are sums."""
 
 
 class ComponentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,15 +55,15 @@ class ComponentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: Name
     source: Name
     weight: Amount
-    """Against the others'; 0 holds it out."""
+    """Weight relative to the other components; 0 holds it out."""
     normalise: Method = "none"
-    """How its raw number is compared with the baseline; `none` takes it as it is."""
+    """How its raw number is compared with the baseline; `none` leaves it unchanged."""
     window: Annotated[int, Meta(ge=10, le=1_000_000)] = 1000
-    """Trajectories that the baseline is made of, the last ones."""
+    """Number of latest trajectories in the baseline."""
     per: tuple[Literal["problem", "agent", "group", "tenant"], ...] = ("problem",)
-    """Only trajectories alike in these are compared. There is no policy: a better one would no longer look better."""
+    """Only trajectories equal in these fields are compared. The policy is none of them: its gain would not show."""
     terms: dict[str, float] = {}
-    """Weights and units of a source that is a sum, in place of the usual ones."""
+    """Weights and units of a source that is a sum, in place of the defaults."""
 
     def __post_init__(self) -> None:
         _check_component(self)
@@ -71,7 +72,7 @@ class ComponentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RewardDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """What a reward is made of. A version says one thing for ever: another content is another version."""
+    """The components of a reward. A version never changes: other content needs another version."""
 
     version: Version
     name: Name
@@ -81,7 +82,7 @@ class RewardDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         names = Counter(component.name for component in self.components)
         if double := [name for name, count in names.items() if count > 1]:
-            raise ConfigError(f"reward definition {self.version}: component {double[0]!r} stands there twice")
+            raise ConfigError(f"reward definition {self.version}: component {double[0]!r} occurs twice")
         weight = math.fsum(component.weight for component in self.components)
         if not 0 < weight < math.inf:
             raise ConfigError(
@@ -90,13 +91,13 @@ class RewardDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @cached_property
     def hash(self) -> str:
-        """Of all that is in it, defaults too; how it is described does not matter."""
-        said = msgspec.structs.replace(self, description="")
-        return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()[:16]
+        """Hash of the content, defaults included, without the description."""
+        content = msgspec.structs.replace(self, description="")
+        return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Each component's weight where nothing is missing; they sum to 1."""
+        """Weight of each component if all are known; they sum to 1."""
         weight = math.fsum(component.weight for component in self.components)
         return {component.name: component.weight / weight for component in self.components}
 
@@ -105,8 +106,7 @@ def _check_component(component: ComponentDefinition) -> None:
     family, dot, name = component.source.partition(".")
     known = [*_SOURCES, *(f"{named}.NAME" for named in _NAMED)]
     if component.source not in _SOURCES and not (family in _NAMED and dot and name):
-        close = difflib.get_close_matches(component.source, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(component.source, known)
         raise ConfigError(
             f"component {component.name!r}: unknown source {component.source!r}: {hint}there are {', '.join(known)}"
         )
@@ -118,8 +118,7 @@ def _check_component(component: ComponentDefinition) -> None:
     usual = TERMS.get(component.source, {})
     for term, value in component.terms.items():
         if term not in usual:
-            close = difflib.get_close_matches(term, usual, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(term, usual)
             raise ConfigError(
                 f"component {component.name!r}: unknown term {term!r} of {component.source}: {hint}"
                 f"there are {', '.join(usual) or 'none'}"
@@ -129,20 +128,20 @@ def _check_component(component: ComponentDefinition) -> None:
 
 
 class Finding(NamedTuple):
-    """What a source says of a trajectory."""
+    """The value that a source gives for a trajectory."""
 
     raw: float | None
     why: str
-    measured: str = ""  # as what, where numbers that were measured otherwise cannot be compared
+    measured: str = ""  # how it was measured; only numbers measured alike are compared
 
 
 Terms = Mapping[str, float]
 
 
-def _completion(trajectory: Trajectory, _said: float | None, _terms: Terms) -> Finding:
+def _completion(trajectory: Trajectory, _rating: float | None, _terms: Terms) -> Finding:
     outcome = trajectory.outcome
     if outcome.success is None:
-        return Finding(None, "nobody knows whether it was done")
+        return Finding(None, "whether it was done is unknown")
     if outcome.success:
         return Finding(1.0, "done")
     if not outcome.subtasks:
@@ -151,7 +150,7 @@ def _completion(trajectory: Trajectory, _said: float | None, _terms: Terms) -> F
     return Finding(0.5 * done / outcome.subtasks, f"failed, {done} of {outcome.subtasks} subtasks done")
 
 
-def _efficiency(trajectory: Trajectory, _said: float | None, terms: Terms) -> Finding:
+def _efficiency(trajectory: Trajectory, _rating: float | None, terms: Terms) -> Finding:
     cost, latency_ms, turns = _cost(trajectory), _latency(trajectory), len(trajectory.turns)
     effort = weight = 0.0
     measured = []
@@ -173,35 +172,30 @@ def _efficiency(trajectory: Trajectory, _said: float | None, terms: Terms) -> Fi
     return Finding(-effort / weight, f"from {of}", of)
 
 
-def _quality(trajectory: Trajectory, _said: float | None, _terms: Terms) -> Finding:
+def _quality(trajectory: Trajectory, _rating: float | None, _terms: Terms) -> Finding:
     scores = trajectory.outcome.quality
     if not scores:
         return Finding(None, "the outcome has no quality scores")
     return Finding(math.fsum(scores.values()) / len(scores), f"mean of {', '.join(scores)}")
 
 
-def _feedback(_trajectory: Trajectory, said: float | None, _terms: Terms) -> Finding:
-    return Finding(said, "nobody said anything" if said is None else "mean of what people said")
+def _feedback(_trajectory: Trajectory, rating: float | None, _terms: Terms) -> Finding:
+    return Finding(rating, "no ratings" if rating is None else "mean of the ratings")
 
 
-def _execution(trajectory: Trajectory, _said: float | None, terms: Terms) -> Finding:
+def _execution(trajectory: Trajectory, _rating: float | None, terms: Terms) -> Finding:
     outcome, cost, latency_ms = trajectory.outcome, _cost(trajectory), _latency(trajectory)
     if outcome.success is None:
-        return Finding(None, "nobody knows whether it was done")
-    raw = (
-        terms["success"] * outcome.success
-        - terms["cost"] * (cost or 0.0) / terms["cost_unit_usd"]
-        - terms["latency"] * (latency_ms or 0.0) / terms["latency_unit_ms"]
-        + terms["subtask"] * (outcome.subtasks_done or 0)
-    )
+        return Finding(None, "whether it was done is unknown")
+    raw = ExecutionReward(**terms)(msgspec.structs.replace(outcome, cost_usd=cost, latency_ms=latency_ms))
     parts = {"cost": cost, "latency": latency_ms, "subtasks": outcome.subtasks_done}
     unknown = [part for part, value in parts.items() if value is None]
-    told = "done" if outcome.success else "failed"
-    return Finding(raw, f"{told}, counted as 0: {', '.join(unknown)}" if unknown else told)
+    ended = "done" if outcome.success else "failed"
+    return Finding(raw, f"{ended}, counted as 0: {', '.join(unknown)}" if unknown else ended)
 
 
 def _cost(trajectory: Trajectory) -> float | None:
-    """Of the whole; else of its turns, where each tells."""
+    """Cost of the whole task, else the sum over its turns if each has a cost."""
     if trajectory.outcome.cost_usd is not None or not trajectory.turns:
         return trajectory.outcome.cost_usd
     costs = [turn.cost_usd for turn in trajectory.turns if turn.cost_usd is not None]
@@ -221,7 +215,9 @@ def _metadata_named(name: str, trajectory: Trajectory) -> Finding:
     value = (trajectory.metadata or {}).get(name)
     if not isinstance(value, int | float):
         return Finding(None, f"the metadata has no number {name!r}")
-    raw = float(value) if -LARGEST <= value <= LARGEST else math.inf  # an integer may be too large for a float
+    raw = (
+        float(value) if -MAX_MAGNITUDE <= value <= MAX_MAGNITUDE else math.inf
+    )  # an integer may be too large for a float
     return Finding(raw, f"{name!r} in the metadata")
 
 
@@ -241,7 +237,7 @@ def source_of(name: str) -> Source:
         return _SOURCES[name]
     family, _, rest = name.partition(".")
     named = _NAMED[family]
-    return lambda trajectory, _said, _terms: named(rest, trajectory)
+    return lambda trajectory, _rating, _terms: named(rest, trajectory)
 
 
 _DOCUMENT = (
@@ -277,21 +273,20 @@ BUILT_IN: Mapping[int, RewardDefinition] = {
 
 
 def read_definition(tree: Any, *, origin: str) -> RewardDefinition:
-    """From what a YAML or JSON file holds; ConfigError says what is wrong with it."""
+    """A definition from the content of a YAML or JSON file; ConfigError says what is wrong with it."""
     try:
         return msgspec.convert(tree, RewardDefinition)
     except msgspec.ValidationError as error:
         fields = (*RewardDefinition.__struct_fields__, *ComponentDefinition.__struct_fields__)
         unknown = re.search("unknown field `(.+?)`", str(error))
-        close = difflib.get_close_matches(unknown[1], fields, n=1) if unknown else []
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{origin}: not a reward definition: {error}{hint}") from error
+        hint = f": {did_you_mean(unknown[1], fields)}" if unknown else ""
+        raise ConfigError(f"{origin}: not a reward definition: {error}{hint.rstrip()}") from error
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from error
 
 
 def definitions(store: ExperienceStore) -> dict[int, RewardDefinition]:
-    """By version. A stored one counts even where a later Etude has another built in: its rewards were made by it."""
+    """Definitions by version. A stored one wins over a built-in one of a later Etude, since its rewards used it."""
     found = dict(BUILT_IN)
     for key, body in store.documents(DEFINITIONS).items():
         try:
@@ -316,7 +311,7 @@ def find_definition(store: ExperienceStore, version: int) -> RewardDefinition:
 
 
 def add_definition(store: ExperienceStore, definition: RewardDefinition) -> None:
-    """Keep it; again is harmless. ConfigError where its version already says something else."""
+    """Store a definition; a repeated call is harmless. ConfigError if its version has another content."""
     known = definitions(store)
     kept = known.get(definition.version)
     if kept is not None and kept.hash != definition.hash:

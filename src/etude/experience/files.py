@@ -1,4 +1,4 @@
-"""Events from JSON Lines: whatever stands there becomes a message, one that can be buried if it is no event."""
+"""Reads events from JSON Lines: every line becomes a message, which can be buried if it is not an event."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from etude.contracts.trajectory import Trajectory
 from etude.experience.cleaning import Cleaner
 
 TOO_LONG = "too-long"
-"""How ids of messages begin whose line was: what is kept of it would say something else."""
+"""Prefix of the id of a message whose line was too long: its stored beginning alone would give a different error."""
 SHOWN = 1 << 16
-"""Bytes that are kept of a line that is no event."""
+"""Bytes that are stored of a line that is not an event."""
 MARK = b"\xef\xbb\xbf"
-"""Some programs begin a file with it to say that it is UTF-8."""
+"""Byte order mark, with which some programs begin a UTF-8 file."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 Convert = Callable[[bytes], bytes | None]
-"""A line of another kind to that of an event; None where it is not of that kind either. Raises what is UNREADABLE."""
+"""Converts a line of another format to an event; None if the line is not of that format. Raises UNREADABLE errors."""
 
 
 class Line(NamedTuple):
-    text: bytes  # its beginning, where it is longer than an event may be
+    text: bytes  # only its beginning if it is longer than MAX_BYTES
     size: int  # bytes in the file
     whole: bool
 
@@ -37,12 +37,12 @@ class _Head(msgspec.Struct):
 
 
 def read_lines(file: BinaryIO) -> Iterator[Line]:
-    """Those that are not blank. Memory holds one."""
+    """The lines that are not blank, one at a time."""
     first = True
     while text := file.readline(MAX_BYTES + 2):
         size, whole = len(text), True
         text, first = text.removeprefix(MARK) if first else text, False
-        while not text.endswith(b"\n") and (more := file.readline(SHOWN)):  # too long to be an event: read past
+        while not text.endswith(b"\n") and (more := file.readline(SHOWN)):  # too long to be an event: skip the rest
             size, whole = size + len(more), False
             if more.endswith(b"\n"):
                 break
@@ -51,7 +51,7 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
 
 
 def to_message(line: Line, cleaner: Cleaner, convert: Convert | None = None) -> Message:
-    """Redacted. A line without a type is a trajectory, or is converted."""
+    """The redacted message of a line. A line without a type is a trajectory, or is converted."""
     text = line.text
     try:
         if convert is not None and line.whole:
@@ -59,12 +59,14 @@ def to_message(line: Line, cleaner: Cleaner, convert: Convert | None = None) -> 
         subject = _subject(text)
         event, body = cleaner.clean(text, subject=subject)
     except (EventError, DataError, *UNREADABLE):
-        return _unread(text, cleaner, whole=line.whole)  # the consumer finds the same, and buries it with the reason
+        return _unread(
+            text, cleaner, whole=line.whole
+        )  # the consumer finds the same error and buries it with the reason
     return Message(id=event.id, subject=subject, body=body)
 
 
 def _subject(text: bytes) -> str:
-    """EventError where it is none that is taken in from files: its stream would never bring it to who buries it."""
+    """The subject; EventError unless it is a trajectory or feedback, since no consumer would bury another event."""
     subject = _head.decode(text).type
     if stream_of(subject) != TRAJECTORIES:
         raise EventError(f"{subject} is neither a trajectory nor feedback")
@@ -72,13 +74,13 @@ def _subject(text: bytes) -> str:
 
 
 def _unread(text: bytes, cleaner: Cleaner, *, whole: bool) -> Message:
-    """Its beginning, redacted as text."""
-    shown = cleaner.text(text[:SHOWN].decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    """A message with the redacted beginning of a line that is not an event."""
     try:
         subject = _subject(text)
     except (EventError, *UNREADABLE):
         subject = subject_of(Trajectory)
     kind = "line" if whole else TOO_LONG
+    shown = cleaner.unknown(text if whole else text[:SHOWN])[:SHOWN]
     return Message(id=f"{kind}-{sha256(text).hexdigest()[:24]}", subject=subject, body=shown)
 
 

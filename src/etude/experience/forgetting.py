@@ -1,4 +1,4 @@
-"""A user is forgotten: in the store, on the way to it, and in datasets; what already learned from them is named."""
+"""Erases a user from the store, the bus and the datasets, and names the policies that learned from the user's data."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from etude.experience.cleaning import pseudonym
 from etude.experience.datasets import erase, read_manifest, register
 
 POLICIES = "policy"
-"""Documents about what learned from datasets, by version."""
+"""The kind of document that records which dataset a policy learned from, by policy version."""
 
 
 class PolicyRecord(Struct, frozen=True, kw_only=True):
-    """What a policy learned from: kept so that it can be told whose data it used."""
+    """The dataset that a policy learned from."""
 
     version: str
     problem: str
     dataset: str
-    """The dataset's id."""
+    """Id of the dataset."""
     run: str
-    """Its folder."""
+    """Folder of the run."""
     time: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forgotten:
-    """What was removed, and what used it."""
+    """What was removed, and which policies used it."""
 
     trajectories: int
     messages: int
     datasets: dict[str, int]
-    """Ids, and how many trajectories were taken out of each."""
+    """Number of trajectories removed, by id of the dataset."""
     unreachable: tuple[str, ...]
-    """Datasets that could not be opened: remove the trajectories there too."""
+    """Datasets that could not be opened: the trajectories must still be removed from them."""
     policies: tuple[PolicyRecord, ...]
-    """They learned from these datasets before."""
+    """Policies that learned from these datasets before."""
 
 
 class _About(Struct):
-    """All that is read of a message to tell whose it is."""
+    """The fields of a message that identify its user."""
 
     user: str | None = None
     id: str = ""
@@ -62,9 +62,9 @@ def forget(
     open_dataset: Callable[[str], BlobStore | None],
     time: datetime,
 ) -> Forgotten:
-    """Everywhere, under this name and the pseudonym it may be stored by.
+    """Erase a user everywhere, under the given name and its pseudonym.
 
-    The store comes last: as long as it knows whose trajectories they are, this can be interrupted and called again.
+    The store comes last: as long as it has the user's trajectories, an interrupted call can be repeated.
     """
     names = (user, pseudonym(user))
     ids = {row.summary.id for name in names for row in store.scan(Where(user=name), version=1)}
@@ -83,7 +83,7 @@ def forget(
 
 
 def _erased(blobs: BlobStore | None, ids: Set[str], store: ExperienceStore, time: datetime) -> bool:
-    """Take them out of a dataset, and tell the store what it is now; False where it is not to be had."""
+    """Erase trajectories from a dataset and register the result; False if it cannot be opened."""
     if blobs is None:
         return False
     erase(blobs, ids, time=time)

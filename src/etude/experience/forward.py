@@ -1,19 +1,53 @@
-"""Events from a bus on this machine to a broker elsewhere: nothing is lost while the broker is away."""
+"""Forwards events from a local bus to a broker: nothing is lost while the broker is unreachable."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from etude.contracts.bus import Delivery, EventBus
-from etude.contracts.errors import BusError, EventError, RefusedError
-from etude.contracts.subjects import DEAD_LETTERS, STREAMS
+from etude.contracts.errors import BusError, EtudeError, EventError, RefusedError
+from etude.contracts.subjects import DEAD_LETTERS, STREAMS, TRAJECTORIES
 
 GROUP = "forward"
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""While a bus is away; each is twice the one before."""
-FIRST_IDLE_S, LONGEST_IDLE_S = 0.005, 0.05
-"""While there is nothing to move."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+"""Pauses while a bus is unreachable; each is twice the previous one."""
+FIRST_IDLE_S, MAX_IDLE_S = 0.005, 0.05
+"""Pauses while there is nothing to forward."""
+
+log = logging.getLogger("etude")
+
+
+class Forwarding:
+    """A thread that forwards the events of the outbox until the process ends."""
+
+    def __init__(self, outbox: EventBus, open_broker: Callable[[], EventBus]) -> None:
+        self._outbox, self._open_broker, self._stop = outbox, open_broker, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="etude-forward", daemon=True)
+        self._thread.start()
+
+    def end(self, *, timeout_s: float = 0.0) -> None:
+        """Stop when the outbox is empty, or after the timeout: the next process that opens it forwards the rest."""
+        deadline = time.monotonic() + timeout_s
+        with suppress(BusError):  # the process ends: there is no other way to handle it
+            while time.monotonic() < deadline and self._outbox.pending(TRAJECTORIES, GROUP):
+                time.sleep(0.01)
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            broker = self._open_broker()
+        except EtudeError as error:
+            log.error("events wait in the outbox and are not forwarded: %s", error)
+            return
+        try:
+            forward(self._outbox, broker, stop=self._stop)
+        finally:
+            broker.close()
 
 
 def forward(
@@ -24,40 +58,42 @@ def forward(
     batch: int = 256,
     on_trouble: Callable[[BusError], None] = lambda _: None,
 ) -> int:
-    """Until it is told to stop; how many it moved.
+    """Forward messages until `stop` is set; return how many.
 
-    At least once each: a message is acknowledged at the source when the target has it, and the target drops what comes
-    again. What the target will never take is buried at the source. `on_trouble` is told what keeps it waiting.
+    Each is sent at least once: it is acknowledged at the source when the target has it, and the target drops
+    duplicates. A message that the target will never accept is buried at the source. `on_trouble` is called with errors.
     """
     moved, pause_s, idle_s = 0, FIRST_PAUSE_S, FIRST_IDLE_S
     held: list[Delivery] = []
     while not stop.is_set():
         try:
             if not held:
-                # Whether the target is there comes first: a delivery that cannot be handed over is an attempt lost.
+                # The target is tested first: a delivery that cannot be sent uses up an attempt.
                 target.publish([])
                 held = _take(source, batch)
-            _hand_over(source, target, held)
+            _send(source, target, held)
         except BusError as error:
             on_trouble(error)
+            with suppress(BusError):
+                source.renew(held)
             stop.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
             continue
         if not held:
             stop.wait(idle_s)
-        idle_s = FIRST_IDLE_S if held else min(2 * idle_s, LONGEST_IDLE_S)
+        idle_s = FIRST_IDLE_S if held else min(2 * idle_s, MAX_IDLE_S)
         moved, pause_s, held = moved + len(held), FIRST_PAUSE_S, []
     return moved
 
 
 def _take(source: EventBus, batch: int) -> list[Delivery]:
-    """Some of each stream, so that none waits for another."""
+    """A few deliveries of each stream, so that none waits for another."""
     streams = [stream for stream in STREAMS if stream != DEAD_LETTERS]
     return [delivery for stream in streams for delivery in source.pull(stream, GROUP, limit=batch, timeout_s=0)]
 
 
-def _hand_over(source: EventBus, target: EventBus, deliveries: Sequence[Delivery]) -> None:
-    """Where one is refused, one by one."""
+def _send(source: EventBus, target: EventBus, deliveries: Sequence[Delivery]) -> None:
+    """Send a batch; if a message is refused, send them one by one."""
     if not deliveries:
         return
     try:
@@ -65,7 +101,7 @@ def _hand_over(source: EventBus, target: EventBus, deliveries: Sequence[Delivery
     except (RefusedError, EventError) as error:
         if len(deliveries) > 1:
             for delivery in deliveries:
-                _hand_over(source, target, [delivery])
+                _send(source, target, [delivery])
         else:
             source.bury(deliveries[0], reason=str(error))
     else:

@@ -1,7 +1,7 @@
-"""Messages in; what they tell is stored and rewarded, or they are buried with the reason.
+"""Ingests messages: their events are stored and rewarded, or they are buried as dead letters with the reason.
 
-Every step can be repeated: stores know what they have by id, and rewards have ids made from their trajectory's. So a
-message is acknowledged only after everything that follows from it is stored, and one that comes again changes nothing.
+Every step can be repeated: stores are idempotent by id, and the id of a reward derives from its trajectory. So a
+message is acknowledged only after everything that follows from it is stored, and a redelivered one changes nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Event as Flag
 
+from msgspec.structs import replace
+
 from etude.contracts.bus import Delivery, EventBus, Message, message_of
 from etude.contracts.errors import BusError, EventError, StoreError
 from etude.contracts.reward import Reward
-from etude.contracts.store import ExperienceStore, Stored, Story
+from etude.contracts.store import ExperienceStore, Stored, TrajectoryDetail
 from etude.contracts.subjects import MAX_BYTES, TRAJECTORIES, decode, encode
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 from etude.experience.cleaning import Cleaner
@@ -25,38 +28,39 @@ from etude.experience.rewards import Rewarder
 
 GROUP = "ingest"
 WAITING = "waiting"
-"""Documents by the id of a trajectory that feedback came for before it did."""
+"""The kind of document for feedback that came before its trajectory, by the trajectory's id."""
 BASELINES = "baseline"
 BATCH = 200
 MANY = 100
-"""Reasons that are counted apart."""
-SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+"""Maximum number of reasons that are counted separately."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
+"""Pauses while the store or the bus does not answer; each is twice the previous one, and below `ack_wait_s`."""
 
 log = logging.getLogger("etude")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
-    """Why a message cannot be made anything of."""
+    """Why a message cannot be processed."""
 
     reason: str
 
 
 @dataclass(kw_only=True)
 class Ingest:
-    """Stores events and what they are worth."""
+    """Stores events and their rewards."""
 
     store: ExperienceStore
     cleaner: Cleaner | None
-    """None where whoever sends redacts: the outbox takes nothing else."""
+    """None if the sender redacts, as for the outbox."""
     rewarder: Rewarder
     clock: Callable[[], datetime]
     max_ahead_s: float = 3600.0
     rewarded: Callable[[Sequence[Reward]], None] | None = None
-    """Told of rewards once they are stored; told again if it did not return."""
+    """Called with rewards after they are stored, and again if it did not return."""
 
     def take(self, messages: Sequence[Message]) -> list[Stored | Refused]:
-        """What became of each. StoreError: of none is known, give them all again."""
+        """Store messages and return the result for each. After a StoreError all of them must be redelivered."""
         results: list[Stored | Refused] = [Refused(reason="")] * len(messages)
         events: list[tuple[int, Event, bytes]] = []
         for i, message in enumerate(messages):
@@ -74,6 +78,17 @@ class Ingest:
             )
         self._reward([(event, results[i]) for i, event, _ in events])
         return results
+
+    def redacted(self, delivery: Delivery) -> Delivery:
+        """The delivery, redacted so that it may be stored as a dead letter."""
+        if self.cleaner is None:
+            return delivery
+        message = delivery.message
+        known = replace(message, id=self.cleaner.text(message.id), body=self.cleaner.unknown(message.body))
+        return replace(delivery, message=known)
+
+    def redacted_text(self, text: str) -> str:
+        return text if self.cleaner is None else self.cleaner.text(text)
 
     def _read(self, message: Message) -> tuple[Event, bytes]:
         if message.id.startswith(TOO_LONG):
@@ -108,23 +123,23 @@ class Ingest:
         self._keep(list(rewards.values()))
         late = [self._late(event) for event in new if isinstance(event, Feedback) or event.id in waiting]
         self._keep([reward for reward in late if reward is not None])
-        # Of what comes again nobody knows how far it came the last time.
+        # A redelivered message may have been interrupted at any step.
         found = [self._late(event) for event in again]
         self._keep([reward for reward in found if reward is not None])
 
     def _late(self, event: Event) -> Reward | None:
-        """The reward that feedback changes, that its trajectory waited for, or that was not stored the last time."""
+        """The reward that late feedback revises, or that an interrupted attempt did not store."""
         about = event.trajectory_id if isinstance(event, Feedback) else event.id
-        story = self.store.story(about)
-        if story is None and isinstance(event, Feedback):
+        detail = self.store.detail(about)
+        if detail is None and isinstance(event, Feedback):
             self.store.put(WAITING, about, b"")
-            story = self.store.story(about)  # it may have come in between, when nobody knew of the feedback
-        if story is None:
+            detail = self.store.detail(about)  # it may have arrived in the meantime, before the feedback was stored
+        if detail is None:
             return None
-        last = _last(story, self.rewarder.definition.version)
+        last = _last(detail, self.rewarder.definition.version)
         if last is None:
-            return self.rewarder.reward(story.trajectory, story.feedback, time=self.clock())
-        return self.rewarder.revise(last, story.trajectory, story.feedback, time=self.clock()) or last
+            return self.rewarder.reward(detail.trajectory, detail.feedback, time=self.clock())
+        return self.rewarder.revise(last, detail.trajectory, detail.feedback, time=self.clock()) or last
 
     def _keep(self, rewards: Sequence[Reward]) -> None:
         if not rewards:
@@ -137,19 +152,23 @@ class Ingest:
 
 @dataclass(kw_only=True)
 class Counts:
-    """What became of messages so far."""
+    """Number of messages by result."""
 
     stored: Counter[str] = field(default_factory=Counter)
     buried: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """Of those that were buried, as far as there are few."""
+    """Reasons of buried messages, up to MANY different ones."""
     sent: int = 0
-    """To a broker, whose consumers take them in."""
+    """Number of messages sent to a broker, whose consumers ingest them."""
 
-    def refuse(self, refused: Refused) -> None:
-        self.buried += 1
-        if len(self.reasons) < MANY or refused.reason in self.reasons:
-            self.reasons[refused.reason] += 1
+    def add(self, results: Iterable[Stored | Refused]) -> None:
+        for result in results:
+            if not isinstance(result, Refused):
+                self.stored[result] += 1
+                continue
+            self.buried += 1
+            if len(self.reasons) < MANY or result.reason in self.reasons:
+                self.reasons[result.reason] += 1
 
 
 def consume(
@@ -159,64 +178,74 @@ def consume(
     stop: Flag,
     until_empty: bool = False,
     counts: Counts | None = None,
-    told: Callable[[Counts], None] | None = None,
+    report: Callable[[Counts], None] | None = None,
 ) -> Counts:
-    """Take messages from the bus until told to stop, or until there are none. A store that is away is waited for."""
-    counts, wait_s = counts or Counts(), SHORTEST_WAIT_S
-    while not stop.is_set():
-        try:
-            deliveries = bus.pull(TRAJECTORIES, GROUP, limit=BATCH, timeout_s=0.0 if until_empty else 0.5)
-            if not deliveries:
-                if until_empty:
+    """Process messages from the bus until `stop` is set, or until there are none.
+
+    It waits for a store or bus that does not answer, without counting a failed attempt of any message: nothing is
+    pulled while the store is unreachable, and pulled messages are held until it is back. With `until_empty` the error
+    is raised instead, and pulled messages are released.
+    """
+    counts, pause_s, held = counts or Counts(), MIN_PAUSE_S, list[Delivery]()
+    try:
+        while not stop.is_set():
+            try:
+                if not held:
+                    ingest.store.ping()
+                    held = bus.pull(TRAJECTORIES, GROUP, limit=BATCH, timeout_s=0.0 if until_empty else 0.5)
+                if not held and until_empty:
                     break
-                continue
-            _settle(bus, deliveries, ingest.take([delivery.message for delivery in deliveries]), counts)
-            wait_s = SHORTEST_WAIT_S
-        except (StoreError, BusError) as error:
-            if until_empty:
-                raise
-            log.warning("%s; trying again in %g s", error, wait_s)
-            stop.wait(wait_s)  # what was pulled comes again
-            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
-        if told is not None:
-            told(counts)
+                if held:
+                    _settle(bus, ingest, held, counts)
+                held, pause_s = [], MIN_PAUSE_S
+            except (StoreError, BusError) as error:
+                if until_empty:
+                    raise
+                log.warning("%s; trying again in %g s", error, pause_s)
+                with suppress(BusError):
+                    bus.renew(held)
+                stop.wait(pause_s)
+                pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+            if report is not None:
+                report(counts)
+    finally:
+        if held:
+            with suppress(BusError):
+                bus.release(held)
     return counts
 
 
-def _settle(bus: EventBus, deliveries: Iterable[Delivery], results: Iterable[Stored | Refused], counts: Counts) -> None:
+def _settle(bus: EventBus, ingest: Ingest, deliveries: Sequence[Delivery], counts: Counts) -> None:
+    """Store, acknowledge and count deliveries; an interrupted call may be repeated."""
+    results = ingest.take([delivery.message for delivery in deliveries])
     done = []
     for delivery, result in zip(deliveries, results, strict=True):
         if isinstance(result, Refused):
-            bus.bury(delivery, reason=result.reason)
-            counts.refuse(result)
+            bus.bury(ingest.redacted(delivery), reason=ingest.redacted_text(result.reason))
         else:
             done.append(delivery)
-            counts.stored[result] += 1
     if done:
         bus.ack(done)
+    counts.add(results)
 
 
-def take_in(bus: EventBus, ingest: Ingest, messages: Sequence[Message], counts: Counts) -> None:
-    """Messages that are safe elsewhere, in a file say: only those that are refused go over the bus, to be buried."""
-    refused = []
-    for message, result in zip(messages, ingest.take(messages), strict=True):
-        if isinstance(result, Refused):
-            refused.append(message)
-            counts.refuse(result)
-        else:
-            counts.stored[result] += 1
+def ingest_messages(bus: EventBus, ingest: Ingest, messages: Sequence[Message], counts: Counts) -> None:
+    """Ingest messages from a durable source such as a file: only refused ones go over the bus, to be buried."""
+    results = ingest.take(messages)
+    refused = [m for m, result in zip(messages, results, strict=True) if isinstance(result, Refused)]
+    counts.add(results)
     if refused:
         bus.publish(refused)
         consume(bus, ingest, stop=Flag(), until_empty=True)
 
 
 def publisher(bus: EventBus) -> Callable[[Sequence[Reward]], None]:
-    """Sends rewards on."""
+    """A function that publishes rewards to the bus."""
     return lambda rewards: bus.publish([message_of(reward) for reward in rewards])
 
 
-def _last(story: Story, version: int) -> Reward | None:
-    own = [reward for reward in story.rewards if reward.version == version]
+def _last(detail: TrajectoryDetail, version: int) -> Reward | None:
+    own = [reward for reward in detail.rewards if reward.version == version]
     return max(own, key=lambda reward: reward.revision, default=None)
 
 

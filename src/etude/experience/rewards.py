@@ -1,7 +1,7 @@
-"""Rewards: a trajectory and what was said of it come in, the number to learn from goes out, with how it came about.
+"""Computes rewards: from a trajectory and its ratings to the number to learn from, with an explanation.
 
-What is missing gives its weight to the rest, and confidence tells how much that was. A component of weight 0 is held
-out: nothing learns from it, so it can tell when the others are gamed (`hacking`).
+The weight of unknown components is divided among the others, and the confidence is the known share. A component of
+weight 0 is held out: no policy learns from it, so it shows when the others are gamed (`reward_checks`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from msgspec import Struct
 from etude.contracts.errors import ConfigError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Component, Reward
-from etude.contracts.store import ExperienceStore, Stored, Story
+from etude.contracts.store import ExperienceStore, Stored, TrajectoryDetail
 from etude.contracts.subjects import decode, encode, subject_of
-from etude.contracts.trajectory import Feedback, Said, Trajectory
-from etude.experience.baselines import LARGEST, Baselines, certainty, compared
+from etude.contracts.trajectory import Feedback, Rating, Trajectory, rating_scores
+from etude.experience.baselines import MAX_MAGNITUDE, Baselines, certainty, compared
 from etude.experience.definitions import (
     ComponentDefinition,
     RewardDefinition,
@@ -33,12 +33,12 @@ from etude.experience.definitions import (
 )
 
 BATCH = 500
-"""Rewards appended at once when history is rescored."""
-LONGEST_ID = 128
+"""Number of rewards per append while history is rescored."""
+MAX_ID_CHARS = 128
 
 
 class Rewarder:
-    """Rewards under one definition, one after the other: the same trajectories in the same order give the same."""
+    """Computes rewards under one definition in sequence: equal trajectories in equal order give equal rewards."""
 
     def __init__(self, definition: RewardDefinition, baselines: Baselines | None = None) -> None:
         self.definition = definition
@@ -46,25 +46,25 @@ class Rewarder:
         self._parts = [(component, source_of(component.source)) for component in definition.components]
 
     def reward(self, trajectory: Trajectory, feedback: Sequence[Feedback], *, time: datetime) -> Reward:
-        """Compared with what came before; then it joins the baselines."""
-        return self._first(trajectory, mean_said(trajectory.feedback, feedback), time=time, reason="ingested")
+        """The reward relative to earlier trajectories; the trajectory is then added to the baselines."""
+        return self._first(trajectory, mean_rating(trajectory.feedback, feedback), time=time, reason="ingested")
 
     def revise(
         self, reward: Reward, trajectory: Trajectory, feedback: Sequence[Feedback], *, time: datetime
     ) -> Reward | None:
-        """With all that was said of it by now; None where that changes nothing.
+        """The reward revised by all ratings so far; None if nothing changes.
 
-        Only feedback is looked at anew: the rest, and what it was compared with, stays as it was.
+        Only the feedback component is computed again: the others and their baselines stay unchanged.
         """
         if reward.definition != self.definition.hash:
             raise ConfigError(
                 f"reward {reward.id!r} was computed by the definition {reward.definition}, not {self.definition.hash}: "
                 f"`etude reward rescore --version {self.definition.version}` computes it by this one"
             )
-        said = mean_said(trajectory.feedback, feedback)
+        rating = mean_rating(trajectory.feedback, feedback)
         before = {component.name: component for component in reward.components}
         parts = [
-            self._component(component, source, trajectory, said)
+            self._component(component, source, trajectory, rating)
             if component.source == "feedback"
             else before[component.name]
             for component, source in self._parts
@@ -73,7 +73,7 @@ class Rewarder:
         return None if revised.components == reward.components else revised
 
     def state(self) -> bytes:
-        """All that later rewards depend on, as JSON."""
+        """The state that later rewards depend on, as JSON."""
         kept = _State(definition=self.definition.hash, baselines=msgspec.Raw(self.baselines.state()))
         return msgspec.json.encode(kept)
 
@@ -82,7 +82,7 @@ class Rewarder:
         try:
             kept = msgspec.json.decode(state, type=_State)
         except msgspec.DecodeError as error:
-            raise StoreError(f"the kept state of rewards cannot be read ({error}): remove it to begin anew") from error
+            raise StoreError(f"the kept state of rewards cannot be read ({error}): remove it to start again") from error
         if kept.definition != definition.hash:
             raise ConfigError(
                 f"the kept state is of the reward definition {kept.definition}, not {definition.hash}: "
@@ -91,18 +91,18 @@ class Rewarder:
         return cls(definition, Baselines.from_state(bytes(kept.baselines)))
 
     def _first(
-        self, trajectory: Trajectory, said: float | None, *, time: datetime, reason: Literal["ingested", "rescored"]
+        self, trajectory: Trajectory, rating: float | None, *, time: datetime, reason: Literal["ingested", "rescored"]
     ) -> Reward:
-        parts = [self._component(component, source, trajectory, said) for component, source in self._parts]
+        parts = [self._component(component, source, trajectory, rating) for component, source in self._parts]
         return self._weighed(trajectory.id, parts, revision=0, time=time, reason=reason)
 
     def _component(
-        self, component: ComponentDefinition, source: Source, trajectory: Trajectory, said: float | None
+        self, component: ComponentDefinition, source: Source, trajectory: Trajectory, rating: float | None
     ) -> Component:
-        raw, why, measured = source(trajectory, said, component.terms)
+        raw, why, measured = source(trajectory, rating, component.terms)
         if raw is None:
             return Component(name=component.name, why=why)
-        if not -LARGEST <= raw <= LARGEST:
+        if not -MAX_MAGNITUDE <= raw <= MAX_MAGNITUDE:
             return Component(name=component.name, why=f"{why}: {raw:g} is no number to learn from")
         if component.normalise == "none":
             return Component(name=component.name, raw=raw, value=raw, why=why)
@@ -147,37 +147,32 @@ class _State(Struct, frozen=True, kw_only=True):
     baselines: msgspec.Raw
 
 
-def mean_said(*sayings: Iterable[Said | Feedback]) -> float | None:
-    """Of every thumb and every star, from 0 to 1; None where there is neither."""
-    values = []
-    for said in (said for saying in sayings for said in saying):
-        if said.thumbs is not None:
-            values.append(1.0 if said.thumbs == "up" else 0.0)
-        if said.stars is not None:
-            values.append((said.stars - 1) / 4)
-    return math.fsum(values) / len(values) if values else None
+def mean_rating(*ratings: Iterable[Rating | Feedback]) -> float | None:
+    """Mean of thumbs and stars, from 0 to 1; None without ratings."""
+    scores = [score for some in ratings for rating in some for score in rating_scores(rating)]
+    return math.fsum(scores) / len(scores) if scores else None
 
 
 def reward_id(trajectory_id: str, version: int, revision: int) -> str:
-    """The same for the same, so that computing it again changes nothing; a long id's place is taken by its digest."""
+    """A deterministic id, so that computing the reward again changes nothing; a long trajectory id is hashed."""
     end = f":r{version}.{revision}"
-    if len(trajectory_id) + len(end) > LONGEST_ID:
+    if len(trajectory_id) + len(end) > MAX_ID_CHARS:
         trajectory_id = hashlib.sha256(trajectory_id.encode()).hexdigest()
     return trajectory_id + end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rescored:
-    """What became of a history."""
+    """The result of rescoring a history."""
 
     definition: RewardDefinition
     trajectories: int
     stored: Mapping[Stored, int]
-    """Rewards by what became of them. Those in conflict were rewarded otherwise under this version, and stay so."""
+    """Number of rewards by how they were stored; those in conflict keep their earlier reward of this version."""
     mean: float
     confidence: float
     state: bytes
-    """To go on from with what comes in next."""
+    """State of the baselines, with which rewarding continues on new trajectories."""
 
 
 def rescore(
@@ -189,11 +184,11 @@ def rescore(
 ) -> Rescored:
     """Reward the history under this version too, oldest first, with fresh baselines; other versions stay.
 
-    Interrupted, it can simply be run again: a reward's time is the end of its trajectory (its time and latency), so
-    that the same history gives the same bytes, and what is already there is a duplicate.
+    An interrupted call can be repeated: the time of a reward is the end of its trajectory (its time and latency), so
+    the same history gives the same bytes, and stored rewards are duplicates.
     """
     if where.min_reward is not None or where.max_reward is not None or where.min_confidence is not None:
-        raise ConfigError(f"--where {where}: what is to be rewarded cannot be chosen by its reward: leave that out")
+        raise ConfigError(f"{where}: what is to be rewarded cannot be chosen by its reward: leave that condition out")
     add_definition(store, definition)
     rewarder, stored = Rewarder(definition), Counter[Stored]()
     totals = confidences = 0.0
@@ -209,8 +204,8 @@ def rescore(
     for row in store.scan(where, version=definition.version):
         trajectory = decode(row.body, subject=subject)
         assert isinstance(trajectory, Trajectory)
-        said, ended = row.summary.feedback, _end(trajectory)
-        reward = rewarder._first(trajectory, said, time=ended, reason="rescored")
+        rating, ended = row.summary.feedback, _end(trajectory)
+        reward = rewarder._first(trajectory, rating, time=ended, reason="rescored")
         totals, confidences = totals + reward.total, confidences + reward.confidence
         batch.append((reward, encode(reward)))
         if len(batch) == BATCH:
@@ -236,13 +231,13 @@ def _end(trajectory: Trajectory) -> datetime:
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A component and what it did to the total."""
+    """A component and its contribution to the total."""
 
     component: Component
     weight_before: float | None
-    """Before what is missing gave its weight to the rest; null where the definition is no longer known."""
+    """Weight before that of unknown components was divided; null if the definition is no longer known."""
     contribution: float
-    """To the total."""
+    """Contribution to the total."""
 
 
 class Revision(Struct, frozen=True, kw_only=True):
@@ -254,29 +249,31 @@ class Revision(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """A reward, in full."""
+    """A reward with all details."""
 
     reward: Reward
     parts: tuple[Part, ...]
     missing: dict[str, str]
-    """Components that nothing is known of, and why."""
+    """Unknown components, and why they are unknown."""
     history: tuple[Revision, ...]
     versions: tuple[int, ...]
-    """Under which this trajectory has rewards."""
+    """Versions under which this trajectory has rewards."""
 
 
-def explain(story: Story, known: Mapping[int, RewardDefinition], *, version: int | None = None) -> Explanation:
-    """The last revision under this version, or under the highest there is."""
-    versions = tuple(sorted({reward.version for reward in story.rewards}))
+def explain(
+    detail: TrajectoryDetail, known: Mapping[int, RewardDefinition], *, version: int | None = None
+) -> Explanation:
+    """Explain the last revision under this version, by default the highest one."""
+    versions = tuple(sorted({reward.version for reward in detail.rewards}))
     if not versions or (version is not None and version not in versions):
         wanted = "no reward" if version is None else f"no reward of version {version}"
         rewarded = f" (there are {', '.join(map(str, versions))})" if versions else ""
         raise ConfigError(
-            f"trajectory {story.trajectory.id!r} has {wanted}{rewarded}: "
+            f"trajectory {detail.trajectory.id!r} has {wanted}{rewarded}: "
             f"`etude reward rescore --version {version or 1}` computes it"
         )
     version = versions[-1] if version is None else version
-    rewards = sorted((r for r in story.rewards if r.version == version), key=lambda r: r.revision)
+    rewards = sorted((r for r in detail.rewards if r.version == version), key=lambda r: r.revision)
     reward, definition = rewards[-1], known.get(version)
     shares = definition.shares if definition is not None and definition.hash == reward.definition else {}
     return Explanation(

@@ -1,7 +1,7 @@
-"""A few lines in any agent loop: a task and what happens in it in, one trajectory in the outbox out.
+"""`etude.task` for any agent loop: it records a task and publishes it as one trajectory to the outbox.
 
-What leaves here is redacted, fits its schema and is durable. Whatever goes wrong with that is logged and counted, and
-never reaches the agent.
+Published events are redacted, match their schema and are durable. Errors in this module are logged and counted, and
+never reach the agent.
 """
 
 from __future__ import annotations
@@ -12,56 +12,46 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import msgspec
-from msgspec import Struct
 
 from etude.contracts.bus import EventBus, Message
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
 from etude.contracts.errors import DataError, EtudeError
 from etude.contracts.plain import plain
+from etude.contracts.ports import Decider
 from etude.contracts.subjects import subject_of
-from etude.contracts.trajectory import Event, Feedback, LoggedDecision, Outcome, Said, Trajectory, Turn
+from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
+from etude.experience.cleaning import pseudonym
 
 log = logging.getLogger("etude")
 
 
-class Choice(Struct, frozen=True, kw_only=True):
-    """What was decided: do `action`."""
-
-    problem: str
-    action: Any
-    """What to do; of a workflow, its plan."""
-    propensity: float | None
-    """How probable it was, all its parts together."""
-    policy: str
-    """The version that decided."""
-    decisions: tuple[LoggedDecision, ...]
-    """As they are logged."""
-
-
-class Chooser(Protocol):
-    """Decides about one problem."""
-
-    def __call__(self, context: Any, eligible: Sequence[Any] | None) -> Choice: ...
+TASK = "task"
+"""The problem of a task without decisions."""
+REFRESH_S = 5.0
+"""Seconds after which the users who opted out are read again."""
 
 
 @dataclass(kw_only=True)
 class Collector:
-    """Hands events over to the bus."""
+    """Publishes events to the bus."""
 
     bus: EventBus
     clean: Callable[[Event], bytes]
-    """An event as bytes, redacted; EtudeError where it cannot be sent."""
-    chooser: Callable[[str], Chooser]
-    """Who decides about a problem."""
+    """Encodes and redacts an event; EtudeError if it cannot be sent."""
+    problem_of: Callable[[str], str]
+    """The problem of a decision by name: the problem of that name, or choice:NAME for a choice of the user's own."""
+    decider: Callable[[str], Decider]
+    """Returns the policy of a problem."""
     opted_out: Callable[[], frozenset[str]]
-    """Users of whom nothing is kept."""
+    """Returns the users who opted out: none of their data is stored."""
     clock: Callable[[], datetime]
     failed: int = 0
-    """Events that could not be handed over; the log says why."""
+    """Number of events that could not be published; the log says why."""
 
     def task(
         self,
@@ -77,9 +67,9 @@ class Collector:
         collect: bool = True,
         id: str | None = None,
     ) -> Task:
-        """A task to be used in a `with` statement. Nothing of it is kept without `collect` or if its user opted out.
+        """A task for a `with` statement. It is not stored without `collect` or if its user opted out.
 
-        Its `problem` is what was decided first, unless told.
+        `problem` defaults to the problem of its first decision, or `task` without a decision.
         """
         now = self.clock()
         return Task(
@@ -90,8 +80,8 @@ class Collector:
             tenant=tenant,
             agent=agent,
             model=model,
-            problem=problem,
-            metadata=_kept(metadata or {}),
+            problem=problem if problem in (None, TASK) else self.problem_of(_text(problem)),
+            metadata=_snapshot(metadata or {}),
             collect=collect and self._may_keep(user),
             id=id or new_id("t", now),
             time=now,
@@ -106,51 +96,63 @@ class Collector:
         comment: str | None = None,
         user: str | None = None,
     ) -> bool:
-        """What somebody says of a trajectory, now or days later; whether it was handed over."""
+        """Publish a rating of a trajectory, now or days later; return whether it was published."""
         if thumbs is None and stars is None and comment is None:
-            raise DataError("feedback says nothing: give thumbs='up' or 'down', stars from 1 to 5, or a comment")
+            raise DataError("feedback is empty: give thumbs='up' or 'down', stars from 1 to 5, or a comment")
         if not self._may_keep(user):
             return False
         now = self.clock()
-        said = {"thumbs": thumbs, "stars": stars, "comment": plain(comment), "user": plain(user)}
+        given = {"thumbs": thumbs, "stars": stars, "comment": plain(comment), "user": plain(user)}
         try:
             event = msgspec.convert(
                 {"type": subject_of(Feedback), "id": new_id("f", now), "time": now, "trajectory_id": trajectory_id}
-                | {name: value for name, value in said.items() if value is not None},
+                | {name: value for name, value in given.items() if value is not None},
                 Feedback,
             )
         except msgspec.ValidationError as error:
-            raise DataError(f"this is no feedback: {error}") from error
-        return self.hand_over(event)
+            raise DataError(f"feedback is not valid: {error}") from error
+        return self.publish(event)
 
-    def hand_over(self, event: Event) -> bool:
-        """Whether it is durable now."""
-        with self.apart(f"{type(event).__name__.lower()} {event.id}"):
+    def publish(self, event: Event) -> bool:
+        """Publish an event; return whether it is durable in the outbox."""
+        with self.isolated(f"{type(event).__name__.lower()} {event.id}"):
             self.bus.publish([Message(id=event.id, subject=subject_of(event), body=self.clean(event))])
             return True
         return False
 
     @contextmanager
-    def apart(self, what: str) -> Iterator[None]:
-        """Whatever goes wrong in here is logged and counted, and never reaches the agent."""
+    def isolated(self, what: str) -> Iterator[None]:
+        """Log and count any exception in the block, so that it never reaches the agent."""
         try:
             yield
-        except Exception as error:  # also what is no error of ours: values of any class are looked at
+        except Exception as error:  # any exception: values of any class are read
             self.failed += 1
             log.error("%s was not collected: %s", what, error if isinstance(error, EtudeError) else plain(error))
 
     def _may_keep(self, user: str | None) -> bool:
-        """Not while nobody can say who opted out."""
+        """Whether data of this user may be stored; False while the opt-outs cannot be read."""
         if user is None:
             return True
-        with self.apart(f"what user {user!r} does"):
+        with self.isolated(f"a task or rating of {pseudonym(_text(user))}"):
             return user not in self.opted_out()
         return False
 
 
+class OptOuts:
+    """The users who opted out, read again every few seconds."""
+
+    def __init__(self, read: Callable[[], frozenset[str]]) -> None:
+        self._read, self._known, self._next = read, frozenset[str](), float("-inf")
+
+    def __call__(self) -> frozenset[str]:
+        if monotonic() >= self._next:
+            self._known, self._next = self._read(), monotonic() + REFRESH_S
+        return self._known
+
+
 @dataclass(kw_only=True)
 class Task:
-    """One task while it is done. Its trajectory is handed over when the `with` statement ends."""
+    """A task in progress. Its trajectory is published when the `with` statement ends."""
 
     collector: Collector
     task: str
@@ -165,22 +167,34 @@ class Task:
     id: str
     time: datetime
     collected: bool = False
-    """Whether it was handed over; False until it has ended."""
+    """Whether the trajectory was published; False until the task has ended."""
     _began: float = field(default_factory=perf_counter)
     _decisions: list[LoggedDecision] = field(default_factory=list)
     _turns: list[Turn] = field(default_factory=list)
-    _said: list[Said] = field(default_factory=list)
+    _ratings: list[Rating] = field(default_factory=list)
     _outcome: dict[str, Any] = field(default_factory=dict)
 
-    def decide(self, problem: str, context: Any = None, *, eligible: Sequence[Any] | None = None) -> Choice:
-        """Ask the policy of a problem; its decision is logged with what else could be chosen and how probable it was.
+    def decide(
+        self,
+        problem: str,
+        context: Any = None,
+        *,
+        options: Sequence[Any] | None = None,
+        eligible: Sequence[Any] | None = None,
+    ) -> Decision:
+        """Ask the policy of a problem; its decision is logged with the options and its propensity.
 
-        `eligible` is for problems of your own: what there is to choose from.
+        `problem` is a problem by name, or any name for a choice of your own among `options`, logged as choice:NAME.
+        `eligible` is another name for `options`.
         """
         at_ms = self._ms()
-        choice = self.collector.chooser(problem)(context, eligible)
-        self._decisions += [msgspec.structs.replace(d, at_ms=at_ms + d.at_ms) for d in choice.decisions]
-        return choice
+        among = eligible if options is None else options
+        request = DecisionRequest(
+            context=context, options=None if among is None else tuple(among), at_ms=at_ms, seed=secrets.randbits(62)
+        )
+        decision = self.collector.decider(self.collector.problem_of(_text(problem))).decide(request)
+        self._decisions += [msgspec.structs.replace(d, at_ms=at_ms + d.at_ms) for d in decision.logged]
+        return decision
 
     def decided(
         self,
@@ -189,6 +203,7 @@ class Task:
         *,
         policy: str,
         propensity: float | None = None,
+        options: Sequence[Any] | None = None,
         eligible: Sequence[Any] | None = None,
         context: Any = None,
     ) -> None:
@@ -199,11 +214,11 @@ class Task:
             )
         self._decisions.append(
             LoggedDecision(
-                problem=problem,
+                problem=self.collector.problem_of(_text(problem)),
                 at_ms=self._ms(),
-                context=_kept(context),
-                eligible=_kept(eligible),
-                action=_kept(action),
+                context=_snapshot(context),
+                eligible=_snapshot(eligible if options is None else options),
+                action=_snapshot(action),
                 propensity=propensity,
                 policy=policy,
             )
@@ -219,14 +234,14 @@ class Task:
         cost_usd: float | None = None,
         latency_ms: float | None = None,
     ) -> None:
-        """What the agent saw, did, and what came of it: any values, kept as JSON."""
-        done = action.action if isinstance(action, Choice) else action
+        """Record what the agent saw and did, and the result: any values, stored as JSON."""
+        done = action.action if isinstance(action, Decision) else action
         self._turns.append(
             Turn(
                 at_ms=self._ms(),
-                observation=_kept(observation),
-                action=_kept(done),
-                result=_kept(result),
+                observation=_snapshot(observation),
+                action=_snapshot(done),
+                result=_snapshot(result),
                 error=None if error is None else _text(error),
                 cost_usd=cost_usd,
                 latency_ms=latency_ms,
@@ -243,22 +258,22 @@ class Task:
         subtasks_done: int | None = None,
         error: str | None = None,
     ) -> None:
-        """How it ended, as far as that is known. Told nothing, a block that ends without an exception succeeded."""
-        told = {
+        """Set the outcome, as far as it is known. By default a block that ends without an exception succeeded."""
+        known = {
             "success": success,
             "cost_usd": cost_usd,
-            "quality": _kept(quality) or None,
+            "quality": _snapshot(quality) or None,
             "subtasks": subtasks,
             "subtasks_done": subtasks_done,
             "error": None if error is None else _text(error),
         }
-        self._outcome |= {name: value for name, value in told.items() if value is not None}
+        self._outcome |= {name: value for name, value in known.items() if value is not None}
 
     def feedback(
         self, *, thumbs: Literal["up", "down"] | None = None, stars: int | None = None, comment: str | None = None
     ) -> None:
-        """What somebody says of it before it ends."""
-        self._said.append(Said(thumbs=thumbs, stars=stars, comment=comment))
+        """Add a rating before the task ends."""
+        self._ratings.append(Rating(thumbs=thumbs, stars=stars, comment=comment))
 
     def __enter__(self) -> Self:
         self._began = perf_counter()
@@ -266,24 +281,24 @@ class Task:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self.collect:
-            with self.collector.apart(f"trajectory {self.id}"):
-                self.collected = self.collector.hand_over(self._trajectory(error))
+            with self.collector.isolated(f"trajectory {self.id}"):
+                self.collected = self.collector.publish(self._trajectory(error))
 
     def _trajectory(self, error: BaseException | None) -> Trajectory:
-        told = dict(self._outcome)
+        outcome = dict(self._outcome)
         if error is not None:
-            stopped = not isinstance(error, Exception)  # by hand, by asyncio, or by who no longer listens
-            told = {"success": None if stopped else False, "ended": "cancelled" if stopped else "failed"} | told
-            told.setdefault("error", f"{type(error).__name__}: {_text(error)}")
-        told.setdefault("success", True)
+            stopped = not isinstance(error, Exception)  # by the user, by asyncio, or by a closed generator
+            outcome = {"success": None if stopped else False, "ended": "cancelled" if stopped else "failed"} | outcome
+            outcome.setdefault("error", f"{type(error).__name__}: {_text(error)}")
+        outcome.setdefault("success", True)
         costs = [turn.cost_usd for turn in self._turns if turn.cost_usd is not None]
         if costs:
-            told.setdefault("cost_usd", sum(costs))
+            outcome.setdefault("cost_usd", sum(costs))
         return Trajectory(
             id=self.id,
             time=self.time,
             task=plain(self.task),
-            problem=self.problem or (self._decisions[0].problem if self._decisions else "workflow"),
+            problem=self.problem or (self._decisions[0].problem if self._decisions else TASK),
             policy=self._decisions[-1].policy if self._decisions else None,
             agent=self.agent,
             model=self.model,
@@ -292,31 +307,31 @@ class Task:
             tenant=self.tenant,
             decisions=tuple(self._decisions),
             turns=tuple(self._turns),
-            outcome=Outcome(latency_ms=self._ms(), **told),
-            feedback=tuple(self._said),
-            metadata=_kept(self.metadata) or None,
+            outcome=Outcome(latency_ms=self._ms(), **outcome),
+            feedback=tuple(self._ratings),
+            metadata=_snapshot(self.metadata) or None,
         )
 
     def _ms(self) -> float:
         return (perf_counter() - self._began) * 1e3
 
 
-def _kept(value: Any) -> Any:
-    """As JSON has it now: what becomes of the value later is another matter."""
+def _snapshot(value: Any) -> Any:
+    """A copy in the types of JSON: later changes to the value have no effect."""
     try:
         return plain(value)
-    except Exception:  # a mapping that another thread changes, or one that cannot be read
+    except Exception:  # such as a mapping that another thread changes
         return f"<{type(value).__name__}>"
 
 
 def _text(value: object) -> str:
-    """In its own words, if it has any."""
+    """The text of a value; its class name if it has none."""
     try:
         return str(plain(str(value)))
-    except Exception:  # of whatever class it may be
+    except Exception:  # `__str__` of any class may raise
         return f"<{type(value).__name__}>"
 
 
 def new_id(kind: str, now: datetime) -> str:
-    """Sorts by time; never met twice."""
+    """A unique id that sorts by time."""
     return f"{kind}-{int(now.timestamp() * 1e6):014x}-{secrets.token_hex(6)}"

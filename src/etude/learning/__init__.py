@@ -1,1 +1,1 @@
-"""Worlds (and later datasets) in, a better policy out."""
+"""Learning algorithms and runs: they improve a policy from a world, expert examples or logs."""

@@ -1,20 +1,20 @@
-"""Tensors and a manifest to a folder and back: atomic, checked by hash, never pickled.
+"""Writes and reads checkpoints, folders of tensors and a manifest: atomic, checked by hash, no pickle.
 
 A checkpoint is `step-000000081920/` with `tensors.safetensors` and `manifest.json`. It appears by one rename, so a
-process killed at any moment leaves the one before it whole.
+process killed at any time leaves the previous checkpoint complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.contracts.errors import CheckpointError
+from etude.files.durable import SHARED, sync_folder, write_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and listing runs needs none of it
     from torch import Tensor
@@ -25,23 +25,28 @@ TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
 
 
 def write_checkpoint(
-    folder: Path, *, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], keep: int
+    folder: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    keep: int,
+    add: Callable[[Path], object] = lambda draft: None,
 ) -> Path:
-    """Add a checkpoint below `folder` and drop all but the newest `keep`."""
-    from safetensors.torch import save
-
+    """Add a checkpoint below `folder`, with what `add` writes into it, and drop all but the newest `keep`."""
     final = folder / f"step-{step:012d}"
     draft = folder / f".{final.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    data = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    data = save_tensors(tensors)
     manifest = {"format": FORMAT, "step": step, "sha256": hashlib.sha256(data).hexdigest(), **meta}
-    _write(draft / TENSORS, data)
-    _write(draft / MANIFEST, json.dumps(manifest, indent=1).encode())
-    _sync_folder(draft)
+    write_file(draft / TENSORS, data, mode=SHARED)
+    write_file(draft / MANIFEST, json.dumps(manifest, indent=1).encode(), mode=SHARED)
+    add(draft)
+    sync_folder(draft)
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
-    _sync_folder(folder)
+    sync_folder(folder)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -53,11 +58,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path, *, problem: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and manifest of one checkpoint; CheckpointError when it is not whole or of another problem."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    remedy = "restore the file, or delete this folder: an older one beside it is used then, or training starts anew"
+    """Tensors and manifest of one checkpoint; CheckpointError if it is incomplete or of another problem."""
+    remedy = "restore the file, or delete this folder: an older one next to it is used then, or training starts again"
     try:
         manifest: Any = json.loads((path / MANIFEST).read_bytes())
         data = (path / TENSORS).read_bytes()
@@ -75,50 +77,40 @@ def read_checkpoint(path: Path, *, problem: str | None = None) -> tuple[dict[str
             f"{path}: holds a policy for problem {manifest.get('problem')!r}, expected {problem!r}: "
             f"give a run of {problem!r}"
         )
+    return read_tensors(data, path / TENSORS), manifest
+
+
+def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    from safetensors.torch import save
+
+    return save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+
+
+def read_tensors(data: bytes, source: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     try:
-        return load(data), manifest
+        return load(data)
     except SafetensorError as error:
-        raise CheckpointError(f"{path / TENSORS}: not a safetensors file ({error}); {remedy}") from error
+        raise CheckpointError(f"{source}: not a safetensors file ({error}): restore it, or train again") from error
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One part's tensors, by the names it gave them."""
+    """The tensors whose names begin with the prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """What an optimiser remembers of each parameter; its settings are not part of it."""
+    """The state of an optimiser per parameter, without its settings."""
     remembered: dict[int, dict[str, Tensor]] = optimizer.state_dict()["state"]
     return {f"{i}.{name}": value for i, slots in remembered.items() for name, value in slots.items()}
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Make it remember just what `optimizer_tensors` gave."""
+    """Restore the state that `optimizer_tensors` returned."""
     remembered: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         i, name = key.split(".")
         remembered.setdefault(int(i), {})[name] = value.clone()
     optimizer.load_state_dict({**optimizer.state_dict(), "state": remembered})
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Atomically: a reader sees the old file or the new one."""
-    draft = path.with_name(f".{path.name}.draft")
-    _write(draft, json.dumps(value, indent=1).encode())
-    os.replace(draft, path)
-    _sync_folder(path.parent)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

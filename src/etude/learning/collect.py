@@ -1,4 +1,4 @@
-"""Gathers experience: a world and a policy in, a batch of T steps of every environment out."""
+"""Collects experience: steps a world with a policy and returns batches of T steps of every environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch:
     action: Action
     log_prob: Tensor
     value: Tensor
-    next_value: Tensor  # of the state each step led to, before any reset; of no meaning after a termination
+    next_value: Tensor  # of the state after each step, before any reset; meaningless after a termination
     reward: Tensor
     terminated: Tensor
     ended: Tensor  # terminated or truncated
@@ -29,22 +29,24 @@ class Batch:
     episodes: Mapping[str, Tensor] = field(default_factory=dict)  # metrics of the episodes that ended, (episodes, …)
 
     def next_obs(self) -> Obs:
-        """What each step led to, after any reset."""
+        """The observation after each step, after any reset."""
         return {name: torch.cat([value[1:], self.last_obs[name][None]]) for name, value in self.obs.items()}
 
 
 class Collector:
-    """Steps a world with a policy and remembers where it stopped. Buffers are made once and overwritten."""
+    """Steps a world with a policy; each batch continues where the last one stopped. Buffers are reused."""
 
     def __init__(self, world: World, *, steps: int, seed: int) -> None:
         self.world, self.steps = world, steps
-        self.generator = Generator(world.device).manual_seed(seed + 500_009)  # not the numbers the world draws
+        self.generator = Generator(world.device).manual_seed(
+            seed + 500_009
+        )  # different random numbers than the world's
         self.obs = world.reset(seed)
         self._buffer: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def collect(self, policy: Policy) -> Batch:
-        """Overwrites the batch it returned before."""
+        """The next batch. It overwrites the batch returned before."""
         policy.train(False)
         ended_at: list[tuple[int, Obs]] = []
         episodes: list[Mapping[str, Tensor]] = []

@@ -1,4 +1,4 @@
-"""Curiosity by random network distillation (Burda et al., 2018): what a small network cannot yet predict is new."""
+"""Curiosity by random network distillation (Burda et al., 2018): states that a small network cannot predict are new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Curiosity:
         self, *, device: torch.device | str = "cpu", seed: int = 0, features: int = 32, lr: float = 1e-3
     ) -> None:
         self.device, self.features, self.lr, self.seed = torch.device(device), features, lr, seed
-        self.target: nn.Module | None = None  # made when the first observation shows its width
+        self.target: nn.Module | None = None  # built when the width of the first observation is known
         self.predictor: nn.Module
         self.optimizer: torch.optim.Adam
         self.center: Tensor
@@ -64,9 +64,9 @@ class Curiosity:
         load_optimizer(self.optimizer, under("optimizer.", state))
 
     def _read(self, obs: Obs) -> Tensor:
-        """Numbers (T·n, width), scaled once and for all by the first batch."""
+        """Numbers (T·n, width), scaled by the first batch."""
         x = torch.cat([v.flatten(0, 1).flatten(1).float() for v in obs.values() if v.is_floating_point()], 1)
-        if self.target is None or x.shape[1] != len(self.center):  # at another size of the problem all is new
+        if self.target is None or x.shape[1] != len(self.center):  # another size of the problem starts again
             self._build(x.shape[1])
             self.center, self.spread = x.mean(0), x.std(0).clamp(min=1e-3)
             with torch.no_grad():

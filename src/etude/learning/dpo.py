@@ -1,13 +1,13 @@
-"""Direct preference optimisation from logs (Rafailov et al., 2023): a policy and parts of logs in, a better policy out.
+"""Direct preference optimisation from logs (Rafailov et al., 2023): improves a policy by preferences.
 
-Of two trajectories for the same request the one that earned more is preferred, the surer the more it earned; people's
-own preferences may be given beside them. The reference is whoever logged, by the logged propensities, so no second
-network is needed: the loss is −log σ(β (Δ log π − Δ log μ)) of whole trajectories. Read top to bottom.
+Of two trajectories for the same request the one with the higher reward is preferred, with a certainty that grows with
+the difference; preferences of people may be added. The reference is the behaviour policy; the logged propensities
+replace a second network: the loss is −log σ(β (Δ log π − Δ log μ)) of whole trajectories. Read top to bottom.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,17 +17,16 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from etude.contracts.errors import DataError
-from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
-from etude.learning.logged import Best, Logged, Shards, StopReason, distance, effective_share, held_out_value, possible
+from etude.learning.logged import Logged, Shards, distance, effective_share, held_out_value, possible
 from etude.problems.base import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig:
-    """How preferences teach."""
+    """Settings of DPO from logs."""
 
     epochs: Annotated[int, Ge(1)] = 8
-    """At most this many passes over the logs."""
+    """Maximum number of passes over the logs."""
     minibatch: Annotated[int, Ge(1)] = 256
     """Pairs per gradient step."""
     lr: Annotated[float, Gt(0)] = 3e-4
@@ -35,64 +34,47 @@ class DPOConfig:
     lr_final: Annotated[float, Ge(0), Le(1)] = 0.1
     """Share of `lr` left at the end; the decay is linear."""
     beta: Annotated[float, Gt(0)] = 0.1
-    """How closely the policy is kept to who logged: the smaller, the further a preference moves it."""
+    """Strength of the pull towards the behaviour policy; a smaller value lets a preference move the policy further."""
     pairs: Annotated[int, Ge(1)] = 4
-    """Pairs drawn from each context, anew each pass; fewer where there are fewer."""
-    margin: Annotated[float, Ge(0)] = 1.0
-    """A trajectory is better than another only if it earned more by this."""
-    temperature: Annotated[float, Gt(0)] | None = 2.0
-    """A difference in reward of so much makes a preference 73 % sure; null makes every one certain."""
+    """Maximum number of pairs per context, sampled again in each pass."""
+    margin: Annotated[float, Ge(0)] = 0.15
+    """Minimum difference in reward between the two of a pair, in standard deviations of the logged rewards."""
+    temperature: Annotated[float, Gt(0)] | None = 0.3
+    """Difference in reward, in standard deviations, that makes a preference 73 % certain; null makes all certain."""
     truncation: Annotated[float, Gt(0)] = 2.0
     """Importance ratios above this count as this in the estimate on held-out logs."""
     max_grad_norm: Annotated[float, Gt(0)] = 0.5
     """Gradients are scaled down to this norm."""
     min_ess: Annotated[float, Ge(0), Le(1)] = 0.01
-    """Stop where the effective share of the logged decisions under the policy falls below this."""
+    """Stop if the effective share of the logged decisions under the policy falls below this."""
     patience: Annotated[int, Ge(1)] = 2
     """Passes without a better estimate on held-out logs before it stops."""
 
 
 class DPO:
-    """The learner: a policy, its optimiser, and how far it has come."""
+    """The learner: a policy, its optimiser and its progress.
 
-    def __init__(self, policy: Policy, config: DPOConfig, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    `preferences` are certain: for each part of the logs, in their order, (P, 2) of its trajectories, the better one
+    first. They are added to the pairs that rewards give.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: DPOConfig,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        preferences: Sequence[Tensor] | None = None,
+    ) -> None:
         self.policy, self.config, self.device = policy, config, torch.device(device)
+        self.preferences = preferences
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
-        self.generator = Generator(self.device).manual_seed(seed)
-        self.best, self.epoch = Best(policy), 0
-        self.stopped: StopReason | None = None
+        self.generator, self.epoch = Generator(self.device).manual_seed(seed), 0
 
-    def run(
-        self, shards: Shards, held_out: Shards | None = None, *, preferences: Sequence[Tensor] | None = None
-    ) -> Iterator[dict[str, float]]:
-        """Pass after pass, with its metrics, until it stops; with held-out logs the best weights stay.
-
-        `preferences` are certain: for each part of the logs, in their order, (P, 2) of its trajectories, the better
-        one first. They come beside those that rewards tell.
-        """
-        c = self.config
-        while self.stopped is None and self.epoch < c.epochs:
-            metrics = self.learn(shards, preferences)
-            if held_out is not None:
-                metrics |= held_out_value(self.policy, held_out, truncation=c.truncation, minibatch=4 * c.minibatch)
-                self.best.see(metrics["estimate"])
-            self.stopped = self._why(metrics)
-            if self.stopped is not None:
-                self.best.restore()
-            yield metrics
-
-    def _why(self, metrics: Mapping[str, float]) -> StopReason | None:
-        if metrics["ess"] < self.config.min_ess:
-            return StopReason.OVERLAP
-        if self.best.stale >= self.config.patience:
-            return StopReason.STALE
-        return StopReason.EPOCHS if self.epoch >= self.config.epochs else None
-
-    def learn(self, shards: Shards, preferences: Sequence[Tensor] | None = None) -> dict[str, float]:
+    def learn(self, shards: Shards) -> dict[str, float]:
         """One pass; its metrics."""
         c = self.config
-        for group in self.optimizer.param_groups:
-            group["lr"] = c.lr * (c.lr_final + (1 - c.lr_final) * (1 - self.epoch / c.epochs))
         rows: list[Tensor] = []
         self.policy.train()
         for number, logged in enumerate(shards()):
@@ -100,9 +82,10 @@ class DPO:
             pairs = mined(logged, c, self.generator)
             sure = torch.ones(len(pairs), device=pairs.device)
             if c.temperature is not None:
-                sure = ((logged.reward[pairs[:, 0]] - logged.reward[pairs[:, 1]]) / c.temperature).sigmoid()
-            if preferences is not None:
-                own = preferences[number].to(pairs.device)
+                gap = logged.reward[pairs[:, 0]] - logged.reward[pairs[:, 1]]
+                sure = (gap / (c.temperature * spread(logged))).sigmoid()
+            if self.preferences is not None:
+                own = self.preferences[number].to(pairs.device)
                 pairs, sure = torch.cat([pairs, own]), torch.cat([sure, torch.ones_like(own[:, 0], dtype=sure.dtype)])
                 order = torch.randperm(len(pairs), generator=self.generator, device=pairs.device)
                 pairs, sure = pairs[order], sure[order]
@@ -112,10 +95,10 @@ class DPO:
         self.policy.train(False)
         if not rows:
             raise DataError(
-                f"no two trajectories of a context differ in reward by more than dpo.margin, {c.margin}: lower it, log "
-                "several trajectories for each request, or give preferences"
+                f"no two trajectories of the same context differ in reward by more than margin, {c.margin:g} standard "
+                "deviations of the logged rewards: set dpo.margin to 0, log several trajectories for each request, or "
+                "give preferences"
             )
-        self.epoch += 1
         return dict(zip(METRICS, torch.stack(rows).mean(0).tolist(), strict=True))
 
     def _step(self, logged: Logged, pairs: Tensor, sure: Tensor) -> Tensor:
@@ -136,51 +119,51 @@ class DPO:
             [loss.detach(), right, new.entropy.detach().mean(), norm, effective_share(far.exp()), distance(far)]
         )
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything the next pass depends on, the policy's weights apart."""
-        state = {"generator": self.generator.get_state(), "epoch": torch.tensor(self.epoch)}
-        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
-        return state | {f"best.{name}": value for name, value in self.best.state_dict().items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.generator.set_state(state["generator"].cpu())
-        self.epoch = int(state["epoch"])
-        load_optimizer(self.optimizer, under("optimizer.", state))
-        self.best.load_state_dict(under("best.", state))
+    def estimate(self, held_out: Shards) -> dict[str, float]:
+        """An estimate of the policy's value, and the effective share of the held-out logs behind it."""
+        c = self.config
+        return held_out_value(self.policy, held_out, truncation=c.truncation, minibatch=4 * c.minibatch)
 
 
 METRICS = ("loss", "accuracy", "entropy", "grad_norm", "ess", "kl_logged")
-"""What a gradient step reports; the last two are of the policy and who logged, over its trajectories."""
+"""What a gradient step reports; the last two compare the policy with the behaviour policy, over its trajectories."""
 
-
-AMONG = 32
-"""Trajectories of a context that are compared in a pass, drawn anew where there are more: pairs are their square."""
+MAX_COMPARED = 32
+"""Trajectories of a context that are compared in a pass, a random sample where there are more."""
 
 
 def mined(logged: Logged, c: DPOConfig, generator: Generator) -> Tensor:
-    """(P, 2) trajectories of the same context, the better first: at most `pairs` of each, contexts in random order."""
+    """(P, 2) trajectories of the same context, the better first: at most `pairs` per context, in random order."""
     _, place = logged.context.unique(return_inverse=True)
     count = torch.bincount(place)
     order, most = place.argsort(stable=True), int(count.max())
-    if most > AMONG:
+    if most > MAX_COMPARED:
         order = torch.randperm(len(place), generator=generator, device=generator.device)
-        order, most = order[place[order].argsort(stable=True)], AMONG
+        order, most = order[place[order].argsort(stable=True)], MAX_COMPARED
     among = torch.arange(len(order), device=order.device) - (count.cumsum(0) - count)[place[order]]
     order, among = order[among < most], among[among < most]
     group = torch.full((len(count), most), -1, device=order.device)
     group[place[order], among] = order  # (contexts, most): their trajectories, then −1
     better, worse = (x.expand(-1, most, most).flatten(1) for x in (group[:, :, None], group[:, None]))
     there = (better >= 0) & (worse >= 0)
-    there &= logged.reward[better.clamp(min=0)] - logged.reward[worse.clamp(min=0)] > c.margin
-    lot = torch.rand(there.shape, generator=generator, device=there.device).masked_fill(~there, -1)
-    drawn, which = lot.topk(min(c.pairs, lot.shape[1]), 1)
+    there &= logged.reward[better.clamp(min=0)] - logged.reward[worse.clamp(min=0)] > c.margin * spread(logged)
+    order_key = torch.rand(there.shape, generator=generator, device=there.device).masked_fill(~there, -1)
+    drawn, which = order_key.topk(min(c.pairs, order_key.shape[1]), 1)
     pairs = torch.stack([better.gather(1, which), worse.gather(1, which)], 2)  # (contexts, pairs, 2)
     shuffled = torch.randperm(len(pairs), generator=generator, device=pairs.device)
     return pairs[shuffled][drawn[shuffled] >= 0]
 
 
+def spread(logged: Logged) -> Tensor:
+    """Standard deviation of the rewards: the unit of `margin` and `temperature`."""
+    return logged.reward.std(correction=0)
+
+
 def dpo_loss(better: Tensor, worse: Tensor, sure: Tensor, c: DPOConfig) -> tuple[Tensor, Tensor]:
-    """From log-ratios (b,) of trajectories to who logged, and how `sure` (b,) one is; with the share it agrees to."""
+    """From log-ratios (b,) of both trajectories to the behaviour policy and the certainty of each preference.
+
+    Returns the loss and the share of pairs that the policy orders alike.
+    """
     margin = c.beta * (better - worse)
     loss = -(sure * F.logsigmoid(margin) + (1 - sure) * F.logsigmoid(-margin)).mean()
     return loss, (margin.detach() > 0).float().mean()

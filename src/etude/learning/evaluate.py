@@ -1,33 +1,33 @@
-"""How good a policy is: whole episodes on seeds of their own, means with intervals, and what the agents did."""
+"""Evaluates a policy on whole episodes with their own seeds: means with intervals."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.special import stdtrit  # scipy.stats has it too, and takes most of a second to import
 from torch import Generator
 
+from etude.evidence.intervals import estimate_mean
 from etude.problems.base import Action, Actor, Obs, Policy, Problem
 
 EVALUATION_SEED = 1_000_003
-"""Far from any training seed, and the same for all that are compared."""
+"""Seed of evaluations: far from any training seed, and the same for all compared policies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What `episodes` whole episodes gave. Means are over episodes; the interval is a 95 % t-interval."""
+    """The outcome of `episodes` whole episodes. Means are over episodes; the interval is Student's 95 % interval."""
 
     episodes: int
     mean: float
     std: float
     low: float
     high: float
-    metrics: dict[str, float]  # completion_rate, utilisation, …: one mean each
-    returns: list[float]  # of every episode, in the order of seeds: pairs with another policy's
-    taken: list[list[float]] | None = None  # tasks an episode by agent and type
+    metrics: dict[str, float]  # the problem's own, one mean each
+    returns: list[float]  # of every episode, in the order of environments
+    details: dict[str, list[Any]] = field(default_factory=dict)  # means of metrics that are arrays, as nested lists
+    stream: str = ""  # which episodes these are: only scores of the same stream can be paired
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -48,11 +48,12 @@ def evaluate(
     seed: int = EVALUATION_SEED,
     device: torch.device | str = "cpu",
 ) -> Score:
-    """Plays each of `episodes` environments once, all at the same time, on one CPU thread: the tensors are small."""
+    """Play each of `episodes` environments once, all at the same time, on one CPU thread: the tensors are small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _score(_play(problem, actor, episodes=episodes, seed=seed, device=device))
+        results = _play(problem, actor, episodes=episodes, seed=seed, device=device)
+        return _score(results, stream=f"seed {seed} on {torch.device(device).type}")  # devices have their own numbers
     finally:
         torch.set_num_threads(threads)
 
@@ -62,7 +63,7 @@ def _play(
 ) -> dict[str, torch.Tensor]:
     """The metrics of each environment's first episode."""
     world = problem.world(episodes, device=device)
-    generator = Generator(world.device).manual_seed(seed + 500_009)  # not the numbers the world draws
+    generator = Generator(world.device).manual_seed(seed + 500_009)  # not the numbers that the world samples
     obs = world.reset(seed)
     waiting = torch.ones(episodes, dtype=torch.bool, device=world.device)
     results: dict[str, torch.Tensor] = {}
@@ -78,28 +79,26 @@ def _play(
     return results
 
 
-def _score(results: dict[str, torch.Tensor]) -> Score:
+def _score(results: dict[str, torch.Tensor], *, stream: str) -> Score:
+    results.pop("whole", None)
     returns = results.pop("return").double().cpu().numpy()
-    taken = results.pop("taken", None)
-    low, high = interval(returns)
+    found = estimate_mean(returns)
     return Score(
         episodes=len(returns),
-        mean=float(returns.mean()),
+        mean=found.mean,
         std=float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
-        low=low,
-        high=high,
-        metrics={name: float(value.double().mean()) for name, value in results.items() if name != "whole"},
+        low=found.low,
+        high=found.high,
+        metrics={name: float(value.double().mean()) for name, value in results.items() if value.dim() == 1},
         returns=returns.tolist(),
-        taken=None if taken is None else taken.double().mean(0).tolist(),
+        details={name: value.double().mean(0).tolist() for name, value in results.items() if value.dim() > 1},
+        stream=stream,
     )
 
 
-def interval(x: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of the mean; a single number has none and gives itself."""
-    if len(x) < 2 or x.std() == 0:
-        return float(x.mean()), float(x.mean())
-    half = stdtrit(len(x) - 1, (1 + confidence) / 2) * x.std(ddof=1) / len(x) ** 0.5
-    return float(x.mean() - half), float(x.mean() + half)
+def actor_of(policy: Policy, *, stochastic: bool = False) -> Actor:
+    """The policy's actions: the most probable ones, or sampled as in training."""
+    return sampled(policy) if stochastic else greedy(policy)
 
 
 def greedy(policy: Policy) -> Actor:
@@ -112,7 +111,7 @@ def greedy(policy: Policy) -> Actor:
 
 
 def sampled(policy: Policy) -> Actor:
-    """Actions drawn as in training."""
+    """Actions sampled as in training."""
 
     def act(obs: Obs, generator: Generator) -> Action:
         return policy.choose(obs, generator=generator)

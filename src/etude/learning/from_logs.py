@@ -1,154 +1,142 @@
-"""One run that learns from logs: is there overlap? Then pass after pass, judged on logs kept aside, saved, stopped."""
+"""Learns from logged decisions: checks the overlap, then makes passes, each evaluated on held-out logs."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from etude.contracts.errors import CheckpointError
-from etude.learning.checkpoint import under, write_checkpoint
-from etude.learning.dpo import DPO, DPOConfig
-from etude.learning.logged import Shards, StopReason, held_out_value
-from etude.learning.logged_ppo import LoggedPPO, LoggedPPOConfig
-from etude.learning.overlap import OverlapConfig, check_overlap
-from etude.learning.rloo import RLOO, RLOOConfig
-from etude.learning.runs import RunFolder
-from etude.learning.tracking import Tracker, TrackerName, make_trackers
+from etude.contracts.errors import DatasetError
+from etude.contracts.ports import Example, LoggedDataset
+from etude.learning.checkpoint import under
+from etude.learning.logged import Shards, held_out_value
+from etude.learning.overlap import check_overlap
+from etude.learning.passes import FromLogsConfig, Passes, make_algorithm
+from etude.learning.run import About, Evaluated, PolicyParts, StopReason, Update
+from etude.problems.base import Policy
 
-Learner = LoggedPPO | RLOO | DPO
-LEARNERS: dict[str, type[LoggedPPO] | type[RLOO] | type[DPO]] = {"ppo": LoggedPPO, "rloo": RLOO, "dpo": DPO}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FromLogsConfig:
-    """Learning from logged decisions, by algorithm."""
-
-    ppo: LoggedPPOConfig = field(default_factory=LoggedPPOConfig)
-    rloo: RLOOConfig = field(default_factory=RLOOConfig)
-    dpo: DPOConfig = field(default_factory=DPOConfig)
-    overlap: OverlapConfig = field(default_factory=OverlapConfig)
+Examples = Callable[[], Iterator[Sequence[Example]]]
+"""Starts a pass over a split of a dataset."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """What one pass did."""
+class LogReader(Protocol):
+    """A policy, and logged decisions as its observations and actions."""
 
-    number: int  # from 1
-    wall_s: float
-    metrics: Mapping[str, float]
-    is_best: bool = False
-    stopped: StopReason | None = None  # set on the last
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def parts(self) -> PolicyParts:
+        """What the policy's artefact holds besides its weights."""
+
+    def shards(self, examples: Examples, *, seed: int = 0, sample: Callable[[], int] = lambda: 0) -> Shards:
+        """Examples as tensors, in parts. For weighted examples `sample` returns the number of the weighted sample."""
 
 
-class LogsTraining:
-    """A run in a folder, new or resumed at the start of a pass."""
+def check_dataset(dataset: LoggedDataset, problem: str, *splits: str) -> None:
+    """DatasetError if a dataset is of another problem, or a split is empty."""
+    if dataset.problem != problem:
+        raise DatasetError(f"the dataset is about {dataset.problem!r}: expected one of the problem {problem!r}")
+    for split in splits:
+        if not dataset.splits.get(split):
+            raise DatasetError(
+                f"the dataset has no trajectories in its {split} split: create it with more of them, or other shares"
+            )
+
+
+class FromLogs:
+    """Runs one algorithm over logs. Logs that the policy cannot learn from are refused with a DataError."""
+
+    checkpoint_every = 1
 
     def __init__(
         self,
-        learner: Learner,
-        train: Shards,
-        held_out: Shards,
-        folder: RunFolder,
-        settings: Mapping[str, Any],
+        about: About,
+        reader: LogReader,
+        config: FromLogsConfig,
+        train: Examples,
+        held_out: Examples,
         *,
-        problem: str,
-        overlap: OverlapConfig,
-        trackers: Sequence[TrackerName] = (),
+        algorithm: str,
+        device: torch.device,
+        seed: int,
         threads: int = 0,
     ) -> None:
-        """`settings` is what config.json keeps. `overlap` is what the logs are checked by before the first pass."""
-        self.learner, self.train, self.held_out, self.folder, self.problem = learner, train, held_out, folder, problem
-        self.policy: Any = learner.policy
-        self.overlap, self.trackers, self.threads = overlap, trackers, threads or os.cpu_count() or 1
-        self.wall_s, self.before = 0.0, float("nan")
-        folder.open(settings)
-        self.resumed = self._restore()
+        torch.manual_seed(seed)
+        self.about, self.net, self.overlap, self.parts = about, reader.policy, config.overlap, reader.parts
+        self.train: Shards = reader.shards(train, seed=seed, sample=lambda: self.algorithm.epoch)
+        self.held_out: Shards = reader.shards(held_out, seed=seed)  # the same sample in every pass: estimates compare
+        self.held_out_examples = held_out
+        self.algorithm = make_algorithm(algorithm, self.net, config, device=device, seed=seed)
+        self.passes = Passes(self.algorithm, self.train, self.held_out)
+        self.device, self.threads = device, threads or os.cpu_count() or 1
+        self.step, self.before = 0, float("nan")
+        self.scores: list[float] = []
+        self.metrics: Mapping[str, float] = {}
 
     @property
-    def step(self) -> int:
-        return self.learner.epoch
+    def used(self) -> float:
+        return self.step / self.algorithm.config.epochs
 
-    @property
-    def saved_at(self) -> int:
-        """The last pass that need not be made again."""
-        return self.learner.epoch
-
-    def epochs(self) -> Iterator[Pass]:
-        """Train to the end; one item a pass. DataError where the logs cannot teach this policy."""
-        if self.folder.summary() is not None:
-            return
-        trackers = make_trackers(self.folder.path, self.trackers, resume_step=self.step or -1)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            if self.step == 0:
-                self._look(trackers)
-            began = time.perf_counter()
-            for metrics in self.learner.run(self.train, self.held_out):
-                self.wall_s += time.perf_counter() - began
-                yield self._done(metrics, trackers)
-                began = time.perf_counter()
-            self.folder.finish(
-                {
-                    "stopped": self.learner.stopped,
-                    "epochs": self.step,
-                    "wall_s": self.wall_s,
-                    "estimate_before": self.before,
-                    "best_estimate": self.learner.best.score,
-                }
-            )
-        finally:
-            torch.set_num_threads(threads)
-            for tracker in trackers:
-                tracker.close()
-
-    def _look(self, trackers: Sequence[Tracker]) -> None:
-        """Whether the logs can teach it, and what they say of the policy as it is."""
-        began = time.perf_counter()
-        found = check_overlap(self.policy, self.train, self.overlap)
-        told = held_out_value(
-            self.policy, self.held_out, truncation=self.learner.config.truncation, minibatch=self.overlap.minibatch
+    def begin(self) -> Evaluated:
+        """Check that the policy can learn from the logs, and estimate its value before training."""
+        found = check_overlap(self.net, self.train, self.overlap)
+        truncation, minibatch = self.algorithm.config.truncation, self.overlap.minibatch
+        estimate = held_out_value(self.net, self.held_out, truncation=truncation, minibatch=minibatch)
+        self.before = estimate["estimate"]
+        return Evaluated(
+            score=None, metrics=estimate | {f"overlap_{name}": float(value) for name, value in asdict(found).items()}
         )
-        self.before = told["estimate"]
-        self.wall_s += time.perf_counter() - began
-        for tracker in trackers:
-            tracker.log(0, told | {f"overlap_{name}": float(value) for name, value in asdict(found).items()})
 
-    def _done(self, metrics: Mapping[str, float], trackers: Sequence[Tracker]) -> Pass:
-        learner = self.learner
-        if isinstance(learner, LoggedPPO) and self.step == learner.config.warm_up:
-            self.before = metrics["estimate"]  # by the value that it has learned while its policy stayed
-        is_best = learner.best.stale == 0 and bool(learner.best.weights)
-        if is_best:
-            weights = {f"policy.{name}": value for name, value in learner.best.weights.items()}
-            meta = {"problem": self.problem, "estimate": learner.best.score}
-            write_checkpoint(self.folder.best, step=self.step, tensors=weights, meta=meta, keep=1)
-        tensors = {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
-        tensors |= {f"learner.{name}": value for name, value in learner.state_dict().items()}
-        meta = {"problem": self.problem, "wall_s": self.wall_s, "before": self.before, "stopped": learner.stopped}
-        write_checkpoint(self.folder.checkpoints, step=self.step, tensors=tensors, meta=meta, keep=2)
-        for tracker in trackers:
-            tracker.log(self.step, metrics)
-        return Pass(number=self.step, wall_s=self.wall_s, metrics=metrics, is_best=is_best, stopped=learner.stopped)
+    def advance(self, report: Callable[[float], None]) -> dict[str, float]:
+        metrics = self.passes.advance()
+        self.step, self.metrics = self.algorithm.epoch, metrics
+        if self.step == self.passes.warm_up:
+            self.before = metrics["estimate"]  # by the value function that has been fitted while the policy stayed
+        return metrics
 
-    def _restore(self) -> bool:
-        saved = self.folder.latest(self.problem)
-        if saved is None:
-            return False
-        tensors, meta = saved
-        try:
-            self.policy.load_state_dict(under("policy.", tensors))
-            self.learner.load_state_dict(under("learner.", tensors))
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.folder.checkpoints}: the newest checkpoint is not of this run ({error!r:.200}); "
-                "delete its folder to fall back to the one before it"
-            ) from error
-        self.wall_s, self.before = meta["wall_s"], meta["before"]
-        self.learner.stopped = StopReason(meta["stopped"]) if meta["stopped"] else None
-        return True
+    def evaluate(self, *, force: bool = False) -> Evaluated | None:
+        """The evaluation of a pass; None while PPO warms up, since the policy does not change."""
+        best = self.passes.best
+        if not best.weights:
+            return Evaluated(score=None, keep=True) if force else None
+        is_best = best.stale == 0
+        return Evaluated(score=best.score if is_best or force else self.metrics.get("estimate"), keep=is_best or force)
+
+    def reason_to_stop(self) -> StopReason | None:
+        return self.passes.stopped
+
+    def policy(self) -> PolicyParts:
+        weights = self.passes.best.weights or self.net.state_dict()
+        tensors = {f"policy.{name}": value for name, value in weights.items()}
+        return PolicyParts(
+            tensors=tensors | dict(self.parts.tensors), files=self.parts.files, details=self.parts.details
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = (("policy", self.net), ("algorithm", self.passes))
+        return {f"{prefix}.{name}": value for prefix, part in parts for name, value in part.state_dict().items()}
+
+    def values(self) -> dict[str, Any]:
+        return {"before": self.before, "stopped": self.passes.stopped}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        self.net.load_state_dict(under("policy.", tensors))
+        self.passes.load_state_dict(under("algorithm.", tensors))
+        self.before = values["before"]
+        self.passes.stopped = StopReason(values["stopped"]) if values["stopped"] else None
+
+    def summary(self) -> dict[str, Any]:
+        return {"epochs": self.step, "estimate_before": self.before, "best_estimate": self.passes.best.score}
+
+    def introduction(self) -> str:
+        return f"learning by {self.about.extra['algorithm']} from logged decisions on {self.device}"
+
+    def line(self, update: Update) -> str:
+        m = update.metrics
+        estimate = f"estimate {m['estimate']:.3f}  " if "estimate" in m else ""
+        return f"{estimate}effective {m['ess']:.1%} of the logs  KL to them {max(0.0, m['kl_logged']):.3f}"

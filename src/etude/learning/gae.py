@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al., 2016), with truncation told apart from termination."""
+"""Generalised advantage estimation (Schulman et al., 2016), which treats truncation and termination differently."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def gae(
 
 
 def match(x: Tensor, value: Tensor) -> Tensor:
-    """(T, n) made to go with values (T, n, parts)."""
+    """(T, n) with an axis added where values are (T, n, parts)."""
     return x if x.dim() == value.dim() else x[..., None]

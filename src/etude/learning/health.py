@@ -1,7 +1,7 @@
-"""Training health: the metrics of each update in, named warnings out, with the value, the limit and what to do.
+"""Training health: the metrics of each update in, named warnings out, with the value, the limit and advice.
 
-A limit on returns is measured against the run itself (its scatter from update to update, what it had climbed), so it
-fits any problem. Limits on gradients and KL are absolute: PPO's scaled rewards and advantages keep those near 1.
+Limits on returns are relative to the run itself (its noise from update to update, its gain so far), so they fit any
+problem. Limits on gradients and KL are absolute: PPO's scaled rewards and advantages keep those near 1.
 """
 
 from __future__ import annotations
@@ -55,40 +55,40 @@ ADVICE: dict[Symptom, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """When a symptom is worth a warning."""
+    """Limits beyond which a symptom gives a warning."""
 
     collapse_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Share of its climb that a return may lose."""
+    """Share of its gain that a return may lose."""
     collapse_noise: Annotated[float, Gt(0)] = 6.0
-    """Times its scatter from update to update that a return may lose in any case."""
+    """Loss that a return may always have, as a multiple of its noise from update to update."""
     noise_factor: Annotated[float, Gt(0)] = 4.0
-    """A return has climbed once it rose by this many times its scatter."""
+    """Rise of a return, as a multiple of its noise, from which it counts as a gain."""
     entropy_share: Annotated[float, Ge(0), Lt(1)] = 0.05
-    """Share of a uniform policy's entropy (or else of the first) to be left while the return has not risen."""
+    """Minimum entropy while the return has not risen, as a share of a uniform policy's (or else of the first)."""
     flat_updates: Annotated[int, Ge(10)] = 30
-    """Updates with finished episodes within which the return must rise beyond its scatter."""
+    """Updates with finished episodes within which the return must rise by more than its noise."""
     variance_ratio: Annotated[float, Gt(0)] = 2.0
-    """Deviation of episode returns against their mean, or against the climb where that is larger."""
+    """Maximum deviation of episode returns relative to their mean, or to the gain where that is larger."""
     variance_updates: Annotated[int, Ge(4)] = 20
-    """Updates over which the ratio's median must stay below that, unless it is falling."""
+    """Updates over which the median of that ratio is taken; a falling ratio gives no warning."""
     grad_norm_max: Annotated[float, Gt(0)] = 100.0
-    """Largest norm of the gradient before it is clipped."""
+    """Maximum norm of the gradient before it is clipped."""
     grad_norm_min: Annotated[float, Ge(0)] = 1e-6
-    """Smallest norm of the gradient."""
+    """Minimum norm of the gradient."""
     vanishing_updates: Annotated[int, Ge(1)] = 5
-    """Updates in a row below it."""
+    """Consecutive updates below the minimum norm that give a warning."""
     kl_max: Annotated[float, Gt(0)] = 0.2
-    """How far one update may move the policy."""
+    """Maximum KL divergence of one update."""
     explained_variance_min: Annotated[float, Lt(1)] = 0.05
-    """Share of the returns' variance that the value function must explain."""
+    """Minimum share of the returns' variance that the value function explains."""
     value_warmup: Annotated[int, Ge(0)] = 10
-    """First updates in which it need not."""
+    """First updates, in which the value function is not judged."""
     value_updates: Annotated[int, Ge(1)] = 20
-    """Updates in a row below it."""
+    """Consecutive updates below the minimum explained variance that give a warning."""
     constant_updates: Annotated[int, Ge(2)] = 5
-    """Updates from the start in which all episodes gave the same return."""
+    """Updates from the start with the same return in all episodes that give a warning."""
     recovery_updates: Annotated[int, Ge(1)] = 5
-    """Updates a symptom must be gone before it can be reported again."""
+    """Updates without a symptom after which it can be reported again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class HealthWarning:
 
 
 class Health:
-    """Watches one run. A metric missing from an update tells neither of sickness nor of recovery."""
+    """Watches one run. A metric that is missing from an update counts neither as a symptom nor as a recovery."""
 
     def __init__(self, config: HealthConfig = HealthConfig()) -> None:  # noqa: B008 (frozen)
         self.config = config
@@ -112,7 +112,7 @@ class Health:
         self.restart()
 
     def restart(self) -> None:
-        """Measure from here on: a new stage of a curriculum has other returns, so the old ones are no yardstick."""
+        """Start measuring again: a new stage of a curriculum has returns that cannot be compared with the old ones."""
         self._episodes = _Curve(self.config.flat_updates)
         self._evaluations = _Curve(self.config.flat_updates)
         self._first_entropy: float | None = None
@@ -120,7 +120,7 @@ class Health:
         self._vanishing = self._value_updates = self._value_dead = 0
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[HealthWarning]:
-        """Take in one update; returns the symptoms that set in with it."""
+        """Adds the metrics of one update; returns the symptoms that start with it."""
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         readings = [
             *self._gradients(metrics),
@@ -156,7 +156,7 @@ class Health:
         self._value_updates, self._value_dead = state["value_updates"], state["value_dead"]
 
     def _is_new(self, reading: _Reading) -> bool:
-        """Whether this sets in now, and nothing else already has the symptom."""
+        """Whether this starts now, and no other quantity already has the symptom."""
         known = any(key.startswith(f"{reading.symptom}:") for key in self._gone)
         return self._sets_in(f"{reading.symptom}:{reading.of}", reading.sick) and not known
 
@@ -215,8 +215,8 @@ class Health:
 
     def _value_function(self, metrics: Mapping[str, float]) -> Iterator[_Reading]:
         c, explained = self.config, metrics.get("explained_variance")
-        # All episodes alike, and like those before: a problem solved leaves nothing to explain. One episode alone is
-        # no sign of that.
+        # All episodes have the same return as those before: a solved problem has no variance to explain. One update
+        # with equal returns is not enough evidence for that.
         solved = metrics.get("episode_return_std") == 0 and [metrics.get("episode_return")] == self._episodes.last
         if explained is None or solved:
             return
@@ -246,7 +246,7 @@ class Health:
             yield from self._collapse(self._evaluations, "evaluated return")
 
     def _constant(self) -> Iterator[_Reading]:
-        """All from the start the same. A return that varied before and is the same now may be a problem solved."""
+        """The same return from the start. Returns that varied and are equal now may mean a solved problem."""
         curve = self._episodes
         for symptom in (Symptom.ZERO_REWARD, Symptom.CONSTANT_REWARD):
             is_zero = curve.high == curve.low == 0
@@ -261,7 +261,7 @@ class Health:
             )
 
     def _flat(self) -> Iterator[_Reading]:
-        """No rise since the start. A curve that rose and stays level is at its plateau, which is no symptom."""
+        """No rise since the start. A curve that rose and stays level has reached a plateau, which is no symptom."""
         c, curve = self.config, self._episodes
         if curve.count >= c.flat_updates and not curve.constant:
             limit = c.noise_factor * curve.noise
@@ -276,7 +276,7 @@ class Health:
 
     def _collapse(self, curve: _Curve, what: str) -> Iterator[_Reading]:
         c = self.config
-        # A run that began good has no climb to lose a share of: its scatter is the yardstick then.
+        # A run that started well has no gain to lose a share of: its noise is the limit then.
         limit = max(c.collapse_share * curve.climb, c.collapse_noise * curve.noise)
         fall = curve.best - curve.level
         yield _Reading(
@@ -296,7 +296,7 @@ class Health:
         if len(self._ratios) < c.variance_updates:
             return
         ratios, half, ratio = list(self._ratios), c.variance_updates // 2, median(self._ratios)
-        # A ratio that falls (rare successes becoming frequent) holds a warning back, but does not end one.
+        # A falling ratio (rare successes becoming frequent) delays a warning, but does not end one.
         falling = median(ratios[half:]) < 0.7 * median(ratios[:half])
         reported = f"{Symptom.REWARD_VARIANCE}:" in self._gone
         yield _Reading(
@@ -332,7 +332,7 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class _Reading:
-    """One look at one symptom; `of` tells apart what else could have it."""
+    """One check of one symptom; `of` names the quantity where several could have it."""
 
     symptom: Symptom
     sick: bool
@@ -350,10 +350,10 @@ def _warning(step: int, r: _Reading) -> HealthWarning:
 
 
 class _Curve:
-    """A noisy series of returns: where it began, its best, its level now, and its scatter."""
+    """A noisy series of returns: its first value, its best level, its current level, and its noise."""
 
-    SMOOTH = 3  # points in a level
-    SETTLED = 8  # points before a rise can be told from scatter
+    SMOOTH = 3  # points that a level averages
+    SETTLED = 8  # points before a rise can be distinguished from noise
 
     def __init__(self, window: int) -> None:
         self.points: deque[float] = deque(maxlen=window)
@@ -392,9 +392,10 @@ class _Curve:
 
     @property
     def noise(self) -> float:
-        """The deviation of a point, from the mean step between neighbours (1.128 deviations if normal).
+        """The standard deviation of a point, estimated from the mean absolute difference of neighbours.
 
-        Of the recent points or of the whole run, whichever is larger.
+        That is 1.128 standard deviations for normal noise. It uses the recent points or the whole run, whichever gives
+        the larger value.
         """
         recent = [abs(b - a) for a, b in pairwise(self.points)]
         return max(sum(recent) / max(len(recent), 1), self.steps / max(self.count - 1, 1)) / 1.128
@@ -408,7 +409,7 @@ class _Curve:
 
     @property
     def tolerance(self) -> float:
-        """What float32 arithmetic makes of equal returns."""
+        """The rounding error of equal returns in float32."""
         return 1e-6 * max(abs(self.low), abs(self.high))
 
     @property

@@ -1,31 +1,30 @@
-"""Decisions as they were logged: what learners from logs take, part by part, and how a policy looks beside them."""
+"""Logged decisions as tensors, in parts, and estimates of a policy from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import torch
 from torch import Generator, Tensor
 
 from etude.contracts.errors import DataError
-from etude.learning.checkpoint import under
+from etude.evidence.intervals import estimate_mean
 from etude.problems.base import Action, Evaluation, Obs, Policy
 
 ROUNDING = 1e-4
-"""How far above 0 the logarithm of a probability may lie."""
+"""Rounding error: how far above 0 the logarithm of a probability may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logged:
-    """Decisions as they were logged, flat: rows in the order of trajectories and, within one, of time."""
+    """Logged decisions, flat: rows in the order of trajectories and, within one, of time."""
 
     obs: Obs  # (N, …)
     action: Action  # (N, …)
-    log_propensity: Tensor  # (N,) of what was chosen, all parts together
+    log_propensity: Tensor  # (N,) of the joint action
     trajectory: Tensor  # (N,) long 0 … M−1, non-decreasing
-    reward: Tensor  # (M,) of the whole trajectory: only its total is known
+    reward: Tensor  # (M,) of whole trajectories: only their total is known
     context: Tensor  # (M,) long: trajectories that answer the same request share a number
     eligible: Tensor  # (N,) log of how many joint actions could have been chosen; nan where unknown
 
@@ -65,14 +64,14 @@ class Logged:
         )
 
     def check(self) -> None:
-        """DataError where numbers cannot be propensities, or a reward is none."""
+        """Raise DataError if a propensity is not a probability, or a reward is not finite."""
         log_p = self.log_propensity
         wrong = {"no numbers": log_p.isnan(), "0 or below": log_p == -torch.inf, "above 1": log_p > ROUNDING}
         found = [f"{int(which.sum())} are {name}" for name, which in wrong.items() if which.any()]
         if found:
             raise DataError(
                 f"of {len(self)} logged propensities {', '.join(found)}: expected the probability in (0, 1] with which "
-                "each action was chosen; leave these trajectories out, or log what the policy drew with"
+                "each action was sampled; leave these trajectories out, or log that probability"
             )
         bad = int((~self.reward.isfinite()).sum())
         if bad:
@@ -80,21 +79,12 @@ class Logged:
 
 
 Shards = Callable[[], Iterator[Logged]]
-"""Begins a pass over the data, part by part. Each part fits into memory and has all trajectories of its contexts;
-nothing of a part is used once the next is asked for."""
-
-
-class StopReason(StrEnum):
-    """Why learning from logs ended."""
-
-    EPOCHS = "epochs"  # the passes are used up
-    OVERLAP = "overlap"  # too little of the logs speaks of what the policy does by now
-    DISTANCE = "distance"  # the policy is too far from who logged
-    STALE = "stale"  # the estimate on held-out logs stopped rising
+"""Starts a pass over the data, part by part. Each part fits into memory and has all trajectories of its contexts; no
+part is used after the next one is requested."""
 
 
 def batches(logged: Logged, decisions: int, generator: Generator) -> Iterator[Tensor]:
-    """All trajectories that have decisions in random order, in groups of about so many of these."""
+    """All trajectories that have decisions, in random order, in groups of about this many decisions."""
     order = torch.randperm(len(logged.reward), generator=generator, device=generator.device)
     order = order[logged.lengths[order] > 0]
     group = (logged.lengths[order].cumsum(0) - 1) // decisions
@@ -102,45 +92,46 @@ def batches(logged: Logged, decisions: int, generator: Generator) -> Iterator[Te
 
 
 @torch.no_grad()
-def evaluated(policy: Policy, logged: Logged, *, minibatch: int) -> Evaluation:
-    """What the policy makes of every decision now, (N,) each."""
+def evaluated(policy: Policy, logged: Logged, *, minibatch: int, learns: bool = True) -> Evaluation:
+    """The policy's evaluation of every decision, (N,) each; a policy that `learns` must be able to make them all."""
     policy.train(False)
     rows = torch.arange(len(logged), device=logged.trajectory.device)
     found = [policy.evaluate(*logged.at(some)) for some in rows.split(minibatch)]
+    log_prob = torch.cat([e.log_prob for e in found])
     return Evaluation(
-        log_prob=possible(torch.cat([e.log_prob for e in found])),
+        log_prob=possible(log_prob) if learns else log_prob,
         entropy=torch.cat([e.entropy for e in found]),
         value=torch.cat([e.value for e in found]),
     )
 
 
 def possible(log_prob: Tensor) -> Tensor:
-    """As it is; DataError where a logged choice is one that the policy never makes: no ratio says anything of it."""
+    """The input; DataError if a logged decision is impossible for the policy: its log-ratio would be infinite."""
     never = int((log_prob == -torch.inf).sum())
     if never:
         raise DataError(
-            f"{never} of {len(log_prob)} logged choices are impossible for this policy: its rules forbid them. Begin "
-            "with one whose catalogue and limits are those of who logged, or leave these trajectories out"
+            f"{never} of {len(log_prob)} logged choices are impossible for this policy: its rules forbid them. Start "
+            "from one with the rules of the behaviour policy, or leave these trajectories out"
         )
     return log_prob
 
 
 def per_trajectory(x: Tensor, logged: Logged) -> Tensor:
-    """Sums (M,) of what decisions (N,) have."""
+    """Sums (M,) over the decisions (N,) of each trajectory."""
     return torch.zeros(len(logged.reward), dtype=x.dtype, device=x.device).index_add(0, logged.trajectory, x)
 
 
 def trajectory_ratio(log_ratio: Tensor, logged: Logged) -> Tensor:
     """(N,) the ratio of each decision's whole trajectory, as the geometric mean over its decisions.
 
-    A product over ten decisions is 0 or huge; per decision it still says which trajectories the policy would choose.
+    A product over ten decisions is 0 or huge; the mean still ranks trajectories by how likely the policy makes them.
     """
     mean = per_trajectory(log_ratio, logged) / logged.lengths.clamp(min=1)
     return mean.exp()[logged.trajectory]
 
 
 def leave_one_out(logged: Logged) -> tuple[Tensor, Tensor]:
-    """(M,) each trajectory's reward less the mean of the others of its context, and which have others at all."""
+    """(M,) each trajectory's reward less the mean of the others of its context, and which contexts have others."""
     _, place = logged.context.unique(return_inverse=True)
     count = torch.bincount(place).to(logged.reward.dtype)
     total = torch.zeros_like(count).index_add(0, place, logged.reward)
@@ -149,62 +140,45 @@ def leave_one_out(logged: Logged) -> tuple[Tensor, Tensor]:
 
 
 def effective_share(weight: Tensor) -> Tensor:
-    """Of a sample with these importance weights: the share that would be as precise without weights (Kish, 1965)."""
+    """The effective sample size of these importance weights (Kish, 1965), as a share of their number."""
     share = weight.double() / weight.double().max().clamp(min=1e-300)  # their squares may be beyond any float
     return (share.sum() ** 2 / (len(share) * (share**2).sum()).clamp(min=1e-300)).to(weight.dtype)
 
 
 def distance(log_ratio: Tensor) -> Tensor:
-    """KL divergence of the policy from who logged, nats a decision, from log-ratios (N,): unbiased, never negative."""
+    """KL divergence of the policy from the behaviour policy, nats per decision, from log-ratios (N,)."""
     ratio = log_ratio.clamp(max=20).exp()
     return (ratio * log_ratio - (ratio - 1)).mean()
 
 
 @torch.no_grad()
 def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibatch: int) -> dict[str, float]:
-    """What the policy would earn, to first order: what was earned, and the advantage within its context of what it
-    would choose more often. With the effective share of the decisions and the distance from who logged."""
+    """A first-order estimate of the policy's value: the logged reward plus the advantage, within its context, of what
+    the policy chooses more often. With the effective share of the decisions and the distance from the behaviour policy.
+    """
     log_ratios, values = [], []
     for logged in shards():
         logged.check()
         log_ratio = evaluated(policy, logged, minibatch=minibatch).log_prob - logged.log_propensity
         advantage, counts = leave_one_out(logged)
-        if not counts.any():  # each is alone in its context: against all others
+        if not counts.any():  # every context has one trajectory: compare with all others
             advantage, counts = leave_one_out(replace(logged, context=torch.zeros_like(logged.context)))
         more = (log_ratio.exp().clamp(max=truncation) - 1) * advantage[logged.trajectory]
         log_ratios.append(log_ratio)
         values.append((logged.reward + per_trajectory(more, logged))[counts])
     log_ratio, value = torch.cat(log_ratios), torch.cat(values)
     if not len(value):
-        raise DataError("a single trajectory is held out, which there is nothing to compare with: hold out more")
+        raise DataError("a single trajectory is held out, with no other to compare it with: hold out more")
+    return estimated(value, log_ratio)
+
+
+def estimated(value: Tensor, log_ratio: Tensor) -> dict[str, float]:
+    """The mean of estimates (M,) with its 95 % interval, the effective share of the decisions (N,), their distance."""
+    found = estimate_mean(value.double().cpu().numpy())
     return {
-        "estimate": float(value.mean()),
+        "estimate": found.mean,
+        "estimate_low": found.low,
+        "estimate_high": found.high,
         "held_out_ess": float(effective_share(log_ratio.exp())),
         "held_out_kl": float(distance(log_ratio)),
     }
-
-
-class Best:
-    """The weights with the best estimate on held-out logs, and for how many passes there was no better one."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.score, self.stale = policy, -torch.inf, 0
-        self.weights: dict[str, Tensor] = {}
-
-    def see(self, score: float) -> None:
-        self.stale = 0 if score > self.score else self.stale + 1
-        if not self.stale:
-            self.score = score
-            self.weights = {name: value.detach().clone() for name, value in self.policy.state_dict().items()}
-
-    def restore(self) -> None:
-        if self.weights:
-            self.policy.load_state_dict(self.weights)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        told = {"score": torch.tensor(self.score, dtype=torch.float64), "stale": torch.tensor(self.stale)}
-        return told | {f"weights.{name}": value for name, value in self.weights.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.score, self.stale = float(state["score"]), int(state["stale"])
-        self.weights = under("weights.", state)

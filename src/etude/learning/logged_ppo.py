@@ -1,15 +1,14 @@
-"""PPO from logged decisions and their propensities: a policy and parts of logs in, a better policy out.
+"""PPO from logged decisions and their propensities.
 
-One clip around the policy that logged would end after a step of ±20 %. So the policy is anchored anew every some
-thousand decisions: trajectories count by their importance ratio to who logged them, truncated, a value fitted under the
-same weights is the baseline of what they earned, and the clipped surrogate keeps the policy near its anchor. Learning
-ends when what is left of the logs under the new policy is thin, when the policy is too far from who logged, or when its
-doubly robust estimate on held-out logs stops rising. Read top to bottom.
+A single clip around the behaviour policy would end learning after a step of ±20 %. So the anchor of the clip becomes
+the current policy every few thousand decisions. Trajectories are weighted by their truncated importance ratio to the
+behaviour policy, and a value fitted under the same weights is the baseline of their rewards. Learning ends when the
+effective sample size is too small, when the policy is too far from the behaviour policy, or when its doubly robust
+estimate on held-out logs stops rising. Read top to bottom.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,15 +16,13 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Generator, Tensor, nn
 
-from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
 from etude.learning.logged import (
-    Best,
     Logged,
     Shards,
-    StopReason,
     batches,
     distance,
     effective_share,
+    estimated,
     evaluated,
     trajectory_ratio,
 )
@@ -34,16 +31,16 @@ from etude.problems.base import Evaluation, Policy
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedPPOConfig:
-    """How PPO learns from logs."""
+    """Settings of PPO from logs."""
 
     epochs: Annotated[int, Ge(1)] = 6
-    """At most this many passes over the logs."""
+    """Maximum number of passes over the logs."""
     warm_up: Annotated[int, Ge(0)] = 1
-    """Passes at the start in which the value is fitted and the policy is held where it is."""
+    """Passes at the start that fit the value and hold the policy constant."""
     anchor: Annotated[int, Ge(2)] = 32_768
-    """Decisions learned from before the policy is anchored anew."""
+    """Decisions between two anchors: the current policy becomes the centre of the clip."""
     minibatch: Annotated[int, Ge(2)] = 1024
-    """Decisions per gradient step, about: trajectories stay whole."""
+    """Approximate number of decisions per gradient step; trajectories are not split."""
     lr: Annotated[float, Gt(0)] = 3e-4
     """Adam's step size at the start."""
     lr_final: Annotated[float, Ge(0), Le(1)] = 0.1
@@ -53,7 +50,7 @@ class LoggedPPOConfig:
     clip_coef: Annotated[float, Gt(0)] = 0.2
     """How far the ratio to the anchor may move before its gain stops counting."""
     target_kl: Annotated[float, Gt(0)] | None = 0.1
-    """What is left of an anchor's decisions waits for the next pass once the policy moved so far, nats; null never."""
+    """KL divergence from the anchor, nats, after which the rest of its decisions is skipped; null never skips."""
     value_coef: Annotated[float, Ge(0)] = 0.5
     """Weight of the value loss."""
     hold_coef: Annotated[float, Ge(0)] = 10.0
@@ -63,55 +60,27 @@ class LoggedPPOConfig:
     max_grad_norm: Annotated[float, Gt(0)] = 0.5
     """Gradients are scaled down to this norm."""
     min_ess: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Stop where the effective share of the logged decisions under the policy falls below this."""
+    """Stop if the effective share of the logged decisions under the policy falls below this."""
     max_kl: Annotated[float, Gt(0)] | None = 3.0
-    """Stop where the policy is so far from who logged, nats a decision; null never stops."""
+    """Stop if the policy is this far from the behaviour policy, nats per decision; null never stops."""
     patience: Annotated[int, Ge(1)] = 2
     """Passes without a better estimate on held-out logs before it stops."""
 
 
 class LoggedPPO:
-    """The learner: a policy, its optimiser, and how far it has come."""
+    """The learner: a policy, its optimiser and its progress."""
 
     def __init__(
         self, policy: Policy, config: LoggedPPOConfig, *, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
         self.policy, self.config, self.device = policy, config, torch.device(device)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
-        self.generator = Generator(self.device).manual_seed(seed)
-        self.best, self.epoch = Best(policy), 0
+        self.generator, self.epoch = Generator(self.device).manual_seed(seed), 0
         self.moments = torch.tensor([0.0, 0.0], device=self.device)  # mean and deviation of rewards, of the first part
-        self.stopped: StopReason | None = None
-
-    def run(self, shards: Shards, held_out: Shards | None = None) -> Iterator[dict[str, float]]:
-        """Pass after pass, with its metrics, until it stops; with held-out logs the best weights stay."""
-        c = self.config
-        while self.stopped is None and self.epoch < c.epochs:
-            metrics = self.learn(shards)
-            if held_out is not None:
-                metrics |= self._judge(held_out)
-                if self.epoch > c.warm_up or self._why(metrics):  # what ends while warming up is all there is
-                    self.best.see(metrics["estimate"])
-            self.stopped = self._why(metrics)
-            if self.stopped is not None:
-                self.best.restore()
-            yield metrics
-
-    def _why(self, metrics: Mapping[str, float]) -> StopReason | None:
-        c = self.config
-        if metrics["ess"] < c.min_ess:
-            return StopReason.OVERLAP
-        if c.max_kl is not None and metrics["kl_logged"] > c.max_kl:
-            return StopReason.DISTANCE
-        if self.best.stale >= c.patience:
-            return StopReason.STALE
-        return StopReason.EPOCHS if self.epoch >= c.epochs else None
 
     def learn(self, shards: Shards) -> dict[str, float]:
         """One pass; its metrics."""
         c = self.config
-        for group in self.optimizer.param_groups:
-            group["lr"] = c.lr * (c.lr_final + (1 - c.lr_final) * (1 - self.epoch / c.epochs))
         rows: list[Tensor] = []
         for logged in shards():
             logged.check()
@@ -120,11 +89,10 @@ class LoggedPPO:
             for part in batches(logged, c.anchor, self.generator):
                 rows += self._improve(logged.only(part))
         self.policy.train(False)
-        self.epoch += 1
         return dict(zip(METRICS, torch.stack(rows).mean(0).tolist(), strict=True))
 
     def _improve(self, logged: Logged) -> list[Tensor]:
-        """From the policy as it is now, over these trajectories once; METRICS of each step."""
+        """One pass over these trajectories with the current policy as anchor; METRICS of each step."""
         c = self.config
         anchor = evaluated(self.policy, logged, minibatch=c.minibatch)
         log_ratio = anchor.log_prob - logged.log_propensity
@@ -134,7 +102,7 @@ class LoggedPPO:
         mean = (weight * advantage).sum() / weight.sum()
         deviation = ((weight * (advantage - mean) ** 2).sum() / weight.sum()).sqrt()
         advantage = (advantage - mean) / (deviation + 1e-8)
-        told = [effective_share(log_ratio.exp()), distance(log_ratio)]
+        coverage = [effective_share(log_ratio.exp()), distance(log_ratio)]
         rows = []
         self.policy.train()
         for some in batches(logged, c.minibatch, self.generator):
@@ -147,46 +115,29 @@ class LoggedPPO:
             loss.backward()
             norm = nn.utils.clip_grad_norm_(self.policy.parameters(), c.max_grad_norm)
             self.optimizer.step()
-            rows.append(torch.stack([*metrics, norm, *told]))
+            rows.append(torch.stack([*metrics, norm, *coverage]))
             if c.target_kl is not None and float(metrics[3]) > c.target_kl:
                 break
         return rows
 
     def _scaled(self, logged: Logged) -> Tensor:
-        """(M,) rewards near 0, of deviation 1."""
+        """(M,) standardised rewards."""
         return (logged.reward - self.moments[0]) / self.moments[1]
 
     @torch.no_grad()
-    def _judge(self, held_out: Shards) -> dict[str, float]:
-        """A doubly robust estimate of what the policy would earn, and how much of the held-out logs it rests on."""
+    def estimate(self, held_out: Shards) -> dict[str, float]:
+        """A doubly robust estimate of the policy's value, and the effective share of the held-out logs behind it."""
         c, values, log_ratios = self.config, [], []
         for logged in held_out():
             logged.check()
             now = evaluated(self.policy, logged, minibatch=c.minibatch)
             log_ratios.append(now.log_prob - logged.log_propensity)
             values.append(doubly_robust(logged, self._scaled(logged), now.value, log_ratios[-1].exp(), c.truncation))
-        log_ratio = torch.cat(log_ratios)
-        return {
-            "estimate": float(torch.cat(values).mean() * self.moments[1] + self.moments[0]),
-            "held_out_ess": float(effective_share(log_ratio.exp())),
-            "held_out_kl": float(distance(log_ratio)),
-        }
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything the next pass depends on, the policy's weights apart."""
-        state = {"generator": self.generator.get_state(), "moments": self.moments, "epoch": torch.tensor(self.epoch)}
-        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
-        return state | {f"best.{name}": value for name, value in self.best.state_dict().items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.generator.set_state(state["generator"].cpu())
-        self.moments, self.epoch = state["moments"].to(self.device), int(state["epoch"])
-        load_optimizer(self.optimizer, under("optimizer.", state))
-        self.best.load_state_dict(under("best.", state))
+        return estimated(torch.cat(values) * self.moments[1] + self.moments[0], torch.cat(log_ratios))
 
 
 def moments(reward: Tensor) -> Tensor:
-    """(2,) mean and deviation, which is 1 where rewards do not differ: there is no scale in them."""
+    """(2,) mean and standard deviation of rewards; 1 instead of a deviation of 0."""
     deviation = reward.std() if len(reward) > 1 else torch.zeros_like(reward[0])
     return torch.stack([reward.mean(), deviation if deviation > 1e-6 else torch.ones_like(deviation)])
 
@@ -201,7 +152,7 @@ METRICS = (
     "ess",
     "kl_logged",
 )
-"""What a gradient step reports; the last two are of its anchor and who logged."""
+"""What a gradient step reports; the last two compare its anchor with the behaviour policy."""
 
 
 def logged_ppo_loss(
@@ -228,17 +179,17 @@ def logged_ppo_loss(
 
 
 def doubly_robust(logged: Logged, reward: Tensor, value: Tensor, ratio: Tensor, truncation: float) -> Tensor:
-    """(M,) what each trajectory says the policy earns: values, corrected by what they got wrong where it would be met.
+    """(M,) doubly robust estimates of the policy's value, one per trajectory, with truncated ratios.
 
-    The recursion of V-trace (Espeholt et al., 2018). Ratios (N,) are truncated, and at 1 where they multiply up along a
-    trajectory: it varies little, and leans towards the values where the policy is far from who logged.
+    The recursion of V-trace (Espeholt et al., 2018): ratios (N,) are truncated at 1 where they multiply up along a
+    trajectory. It varies little, and is biased towards the values where the policy is far from the behaviour policy.
     """
     lengths = logged.lengths
     longest = int(lengths.max())
     step = torch.arange(len(logged), device=value.device) - (lengths.cumsum(0) - lengths)[logged.trajectory]
     V, rho = (x.new_zeros((len(lengths), longest + 1)) for x in (value, ratio))  # (M, longest + 1)
     V[logged.trajectory, step], rho[logged.trajectory, step] = value, ratio.clamp(max=truncation)
-    beyond = torch.zeros_like(reward)  # what follows has beyond its value
+    beyond = torch.zeros_like(reward)  # correction of the value of what follows
     for t in range(longest - 1, -1, -1):
         error = reward * (lengths == t + 1) + V[:, t + 1] - V[:, t]
         beyond = rho[:, t] * error + rho[:, t].clamp(max=1) * beyond

@@ -1,7 +1,7 @@
-"""Proximal policy optimisation (Schulman et al., 2017), whole: a batch of experience in, an improved policy out.
+"""Proximal policy optimisation (Schulman et al., 2017): improves a policy by batches of experience.
 
-Read top to bottom: the settings, one update, the loss of a minibatch, what scales rewards. Any policy and any world
-that keep the protocols of `problems.base` work.
+Read top to bottom: the settings, one update, the loss of a minibatch, the scaling of rewards. It works with any policy
+and any world that implement the protocols of `problems.base`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from etude.problems.base import Evaluation, Policy
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """How PPO learns."""
+    """Settings of PPO."""
 
     envs: Annotated[int, Ge(1)] = 256
     """Environments stepped together."""
@@ -41,13 +41,13 @@ class PPOConfig:
     lr_final: Annotated[float, Ge(0), Le(1)] = 0.1
     """Share of `lr` left at the end of the budget; the decay is linear."""
     gamma: Annotated[float, Ge(0), Le(1)] = 0.99
-    """Discount of the future."""
+    """Discount factor of future rewards."""
     gae_lambda: Annotated[float, Ge(0), Le(1)] = 0.95
     """Bias (0) against variance (1) of the advantages."""
     clip_coef: Annotated[float, Gt(0)] | None = 0.2
-    """How far the probability ratio may move before its gain stops counting; null turns clipping off."""
+    """Clip range of the probability ratio; null turns clipping off."""
     value_clip: Annotated[float, Gt(0)] | None = None
-    """How far a value may move from its old estimate; null turns clipping off."""
+    """Clip range of the value around its old estimate; null turns clipping off."""
     value_coef: Annotated[float, Ge(0)] = 0.5
     """Weight of the value loss."""
     entropy_coef: Annotated[float, Ge(0)] = 0.01
@@ -57,21 +57,21 @@ class PPOConfig:
     target_kl: Annotated[float, Gt(0)] | None = None
     """Stop an update's epochs once the policy moved 1.5 times this far; null never stops."""
     kl_coef: Annotated[float, Ge(0)] = 0.0
-    """Starting weight of the KL penalty; 0 turns it off. It may stand beside the clip or replace it."""
+    """Starting weight of the KL penalty; 0 turns it off. It works with clipping or instead of it."""
     kl_target: Annotated[float, Gt(0)] = 0.01
-    """KL an update should have: the penalty's weight doubles above 1.5 times this and halves below 1/1.5."""
+    """Target KL of an update: the penalty's weight doubles above 1.5 times this and halves below 1/1.5."""
     together: bool = False
-    """Keep the steps of an environment in one minibatch: what they share, a policy may read once."""
+    """Keep the steps of an environment in one minibatch, so that a policy can encode once what they share."""
     reference_coef: Annotated[float, Ge(0)] = 0.0
-    """Reward taken per nat by which a decision is likelier than under the policy training began with; 0 is none."""
+    """Penalty per nat by which a decision is likelier than under the initial policy (KL penalty); 0 turns it off."""
     normalise_advantages: bool = True
     """Centre and scale the advantages of each minibatch."""
     normalise_returns: bool = True
     """Divide rewards by the running deviation of the discounted return."""
     priority_alpha: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Draw samples by |advantage| to this power instead of evenly; 0 is even."""
+    """Sample in proportion to |advantage| to this power; 0 is uniform."""
     priority_beta: Annotated[float, Ge(0), Le(1)] = 1.0
-    """How much of that bias the sample weights take back; 1 is all."""
+    """Share of that bias that importance weights correct; 1 is all."""
     curiosity_coef: Annotated[float, Ge(0)] = 0.0
     """Weight of the bonus for unfamiliar states (random network distillation); 0 turns it off."""
     compile: bool = False
@@ -82,12 +82,8 @@ class PPOConfig:
             raise ConfigError("ppo.envs · ppo.steps is 1: an update needs at least 2 samples, raise either")
 
 
-DOCUMENT = {"envs": 4, "steps": 2048, "epochs": 10, "minibatch": 64, "lr": 3e-4}
-"""The source document's settings, where they differ from ours."""
-
-
 class PPO:
-    """The learner: a policy, its optimiser, and what adapts beside them."""
+    """The learner: a policy, its optimiser, and the quantities that adapt during training."""
 
     def __init__(self, policy: Policy, config: PPOConfig, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.policy, self.config, self.device = policy, config, torch.device(device)
@@ -145,7 +141,7 @@ class PPO:
         if self.curiosity is not None:
             reward = reward + c.curiosity_coef * match(self.curiosity.bonus(batch.next_obs()), reward)
         if self.reference is not None:
-            reward = reward - c.reference_coef * self._departure(batch)
+            reward = reward - c.reference_coef * self._log_ratio_to_reference(batch)
         if c.normalise_returns:
             reward = reward / self.reward_scale.update(reward, batch.ended)
         advantage = gae(
@@ -168,21 +164,21 @@ class PPO:
         )
 
     @torch.no_grad()
-    def _departure(self, batch: Batch) -> Tensor:
-        """(T, n) log-ratio to the reference: its mean over decisions taken is the KL divergence from it."""
+    def _log_ratio_to_reference(self, batch: Batch) -> Tensor:
+        """(T, n): its mean over the actions taken estimates the KL divergence from the reference policy."""
         assert self.reference is not None
         steps, envs = batch.ended.shape
-        then = []
+        log_probs = []
         for some in torch.arange(envs, device=self.device).split(max(1, self.config.minibatch // steps)):
             obs, action = (
                 {name: x[:, some].transpose(0, 1).flatten(0, 1) for name, x in part.items()}
                 for part in (batch.obs, batch.action)
             )
-            then.append(self.reference.evaluate(obs, action).log_prob.unflatten(0, (len(some), steps)))
-        return batch.log_prob - torch.cat(then).transpose(0, 1)
+            log_probs.append(self.reference.evaluate(obs, action).log_prob.unflatten(0, (len(some), steps)))
+        return batch.log_prob - torch.cat(log_probs).transpose(0, 1)
 
     def _minibatches(self, advantage: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Sample indices and their weights, once over the batch. A last minibatch of one sample is left out."""
+        """Sample indices and their weights for one pass over the batch. A last minibatch of one sample is left out."""
         c, total = self.config, len(advantage)
         if c.priority_alpha:
             p = (advantage.view(total, -1).abs().mean(1) + 1e-6) ** c.priority_alpha
@@ -212,7 +208,7 @@ class PPO:
         return ppo_loss(self.policy.evaluate(s.obs, s.action), s, self.config, kl_coef)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything the next update depends on, the policy's weights apart."""
+        """Everything the next update depends on, except the policy's weights."""
         state = {"generator": self.generator.get_state(), "kl_coef": self.kl_coef}
         if self.reference is not None:
             state |= {f"reference.{name}": value for name, value in self.reference.state_dict().items()}
@@ -275,7 +271,7 @@ class RewardScale:
         self.moments = torch.zeros(3, dtype=torch.float64)  # count, mean, variance
 
     def update(self, reward: Tensor, ended: Tensor) -> float:
-        """Take in rewards (T, n); returns the deviation now."""
+        """Adds rewards (T, n); returns the updated deviation."""
         fits = self.carried.shape == reward[0].shape
         carried = self.carried.to(reward.device) if fits else torch.zeros_like(reward[0])
         returns = torch.empty_like(reward)

@@ -1,4 +1,4 @@
-"""Samples as a loss takes them, and the replay of a gradient step over them as one CUDA graph."""
+"""Samples of a loss, and the replay of a gradient step over them as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etude.problems.base import Action, Obs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """Independent samples (b, …) as the loss takes them."""
+    """Independent samples (b, …) for the loss."""
 
     obs: Obs
     action: Action
@@ -41,10 +41,10 @@ class Samples:
 
 
 class CapturedStep:
-    """A gradient step whose hundreds of small kernels are launched as one: the host is no longer what limits a GPU.
+    """A gradient step whose hundreds of small kernels are launched as one, so the host does not limit the GPU.
 
-    A graph reads fixed addresses, so samples and indices are copied into tensors of its own. The first steps run as
-    written, which also lets libraries allocate what a capture may not.
+    A graph reads fixed addresses, so samples and indices are copied into tensors of its own. The first steps run
+    without it, so that libraries allocate what must not be allocated during a capture.
     """
 
     def __init__(self, step: Callable[[Samples, Tensor, Tensor], Tensor], warm_up: int = 3) -> None:

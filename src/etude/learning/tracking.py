@@ -1,6 +1,6 @@
-"""Where the metrics of a run go: a JSONL file always; TensorBoard, Weights & Biases and MLflow when asked for.
+"""Trackers of a run's metrics: always a JSONL file; TensorBoard, Weights & Biases and MLflow on request.
 
-A run continued from the checkpoint of step N opens its trackers with `resume_step=N` and logs the steps after N anew.
+A run resumed from the checkpoint of step N opens its trackers with `resume_step=N` and logs the steps after N again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from secrets import token_hex
 from typing import Any, Literal, Protocol
 
 from etude.contracts.errors import ConfigError, MissingExtraError, RunError
+from etude.files.durable import SHARED, replace_file
 
 Metrics = Mapping[str, float | str]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 METRICS_FILE = "metrics.jsonl"
-PROJECT = "etude"  # what W&B and MLflow file runs under
+PROJECT = "etude"  # the project in W&B and the experiment in MLflow
 
 
 class Tracker(Protocol):
     def log(self, step: int, metrics: Metrics) -> None:
-        """Keep the metrics of a step: once a step, and steps grow."""
+        """Record the metrics of a step. Each step is logged once, in increasing order."""
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Write everything that is buffered, and end the tracker's run."""
 
 
 def make_trackers(run_folder: Path, names: Sequence[TrackerName] = (), resume_step: int | None = None) -> list[Tracker]:
@@ -51,23 +52,23 @@ def make_trackers(run_folder: Path, names: Sequence[TrackerName] = (), resume_st
 
 
 def check_installed(names: Sequence[TrackerName]) -> None:
-    """MissingExtraError for the first that is not, before anything is written."""
+    """MissingExtraError for the first tracker whose package is missing, before anything is written."""
     for name in names:
         if find_spec(name) is None:
             raise MissingExtraError(needs=name, extra=name)
 
 
 class JsonlTracker:
-    """One strict JSON object a line: `step`, `wall_s` (seconds of training so far), then the metrics.
+    """One strict JSON object per line: `step`, `wall_s` (seconds of training so far), then the metrics.
 
-    A line is handed to the system as it is logged, so it survives the death of the process. NaN and infinity, for
-    which JSON has no number, become the strings "NaN", "Infinity" and "-Infinity".
+    Each line is flushed when it is logged, so it survives a crash of the process. NaN and infinity, which JSON cannot
+    represent, become the strings "NaN", "Infinity" and "-Infinity".
     """
 
     def __init__(
         self, path: Path, *, resume_step: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`resume_step` drops the lines after that step (−1: all) and a torn one; without it the file must be new."""
+        """`resume_step` drops lines after that step (−1: all) and a torn last line; without it the file must be new."""
         path.parent.mkdir(parents=True, exist_ok=True)
         wall_s = 0.0
         if resume_step is not None:
@@ -78,7 +79,7 @@ class JsonlTracker:
         self._file = path.open("ab")
 
     def log(self, step: int, metrics: Metrics) -> None:
-        assert not {"step", "wall_s"} & set(metrics), "step and wall_s are the tracker's own"
+        assert not {"step", "wall_s"} & set(metrics), "the tracker itself writes step and wall_s"
         line = {"step": step, "wall_s": round(self._clock() - self._began, 3)}
         text = json.dumps(line | {name: _to_json(value) for name, value in metrics.items()}, allow_nan=False)
         self._file.write(text.encode() + b"\n")
@@ -89,28 +90,23 @@ class JsonlTracker:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, numbers as they were logged. A line torn by the death of its writer is left out."""
+    """The records of a metrics file. A last line that was torn by a crash is left out."""
     return [{name: _from_json(value) for name, value in record.items()} for _, record in _lines(path)]
 
 
 def _cut_after(path: Path, step: int) -> float:
-    """Remove the lines after `step`; returns the `wall_s` reached. At any moment the file is the old or the new one."""
+    """Removes the lines after `step`, atomically; returns the `wall_s` reached."""
     if not path.exists():
         return 0.0
     kept = [(line, record) for line, record in _lines(path) if record["step"] <= step]
     content = b"".join(line for line, _ in kept)
     if path.stat().st_size != len(content):
-        draft = path.with_name(f".{path.name}.draft")
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, content, mode=SHARED)
     return max((float(record.get("wall_s", 0)) for _, record in kept), default=0.0)
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line as it stands and as it reads. Only a line that is not the last can be no one's interrupted work."""
+    """Each line as bytes and parsed. Only the last line may be torn; RunError for any other invalid line."""
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         record = _parsed(line)
@@ -149,7 +145,7 @@ class TensorBoardTracker:
         _library("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        # TensorBoard hides what an interrupted run logged from this step on.
+        # TensorBoard hides what was logged from this step on before the interruption.
         purge = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(run_folder / "tensorboard"), purge_step=purge)
 
@@ -168,7 +164,7 @@ class TensorBoardTracker:
 class WandbTracker:
     """A W&B run, its files in the run's `wandb` folder; WANDB_MODE=offline needs no account and no network.
 
-    W&B takes no step twice: of a resumed run it keeps what it already has.
+    W&B accepts each step once: for a resumed run it keeps the values that it already has.
     """
 
     def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
@@ -196,7 +192,7 @@ class WandbTracker:
 class MlflowTracker:
     """An MLflow run, at MLFLOW_TRACKING_URI or else in the run's own `mlflow.db`; strings become tags.
 
-    MLflow forgets nothing: of a resumed run it keeps what it already has.
+    MLflow deletes nothing: for a resumed run it keeps the values that it already has.
     """
 
     def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
@@ -249,7 +245,7 @@ TRACKERS: dict[TrackerName, Callable[[Path, int | None], Tracker]] = {
 
 
 class _Identity:
-    """The id under which a service knows this run, kept in the run folder so that a resumed run is the same one."""
+    """The id of this run in a tracking service, stored in the run folder so that a resumed run is the same run."""
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
         self.path = path

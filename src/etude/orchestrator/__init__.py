@@ -1,1 +1,1 @@
-"""Plans carried out on workers: executed, corrected, logged."""
+"""Carries out plans on workers: execution, correction, logging."""

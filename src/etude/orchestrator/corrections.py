@@ -1,13 +1,13 @@
-"""Faults to what a policy knows of them. A policy learns in a world with few kinds of error; workers fail in many ways.
+"""Maps faults of workers to the error kinds of the simulated world, of which a policy knows only a few.
 
-What may pass by itself is worth a retry; what is beyond a worker is worth another; what lacks an input is worth a
-repair or another plan; what nobody wants is best left out.
+A transient fault suggests a retry; a fault of ability another worker; a missing input a repair or another plan; a
+subtask that is not needed is best skipped.
 """
 
 from __future__ import annotations
 
 from etude.contracts.work import Fault
-from etude.problems.workflow.world import ErrorCategory
+from etude.problems.workflow.office.world import ErrorCategory
 
 CATEGORY = {
     Fault.TIMEOUT: ErrorCategory.TRANSIENT,
@@ -21,13 +21,13 @@ CATEGORY = {
     Fault.BUDGET: ErrorCategory.NOT_APPLICABLE,
 }
 NOT_THE_WORKERS = frozenset({Fault.WRONG_INPUT, Fault.NOT_APPLICABLE, Fault.BUDGET})
-"""What does not count against a worker's success."""
+"""Faults that do not count against a worker's success rate."""
 NOT_CHARGED = frozenset({Fault.RATE_LIMIT, Fault.UNAVAILABLE, Fault.BUDGET})
-"""Where nothing was answered, so nothing is paid, unless the worker says otherwise."""
+"""Faults without an answer, which cost nothing unless the worker reports a cost."""
 DOWN = frozenset({Fault.RATE_LIMIT, Fault.UNAVAILABLE})
-"""What says that a worker is out of order for a while."""
+"""Faults which show that a worker is temporarily unavailable."""
 
 
 def is_beyond(fault: Fault) -> bool:
-    """Whether the subtask is beyond the worker that tried it."""
+    """Whether the worker is unable to do the subtask."""
     return CATEGORY[fault] == ErrorCategory.CAPABILITY

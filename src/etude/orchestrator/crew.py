@@ -1,16 +1,15 @@
-"""The workers as a whole: who is there, how they are doing now, how many calls each takes at a time.
+"""All workers: their price, latency and success so far, and which of them are available.
 
-What becomes of each attempt is remembered, so that the next decision sees it: price, latency, success, and whether
-somebody is out of order for the moment.
+The outcome of each attempt updates these numbers, so that the next decision sees it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -18,30 +17,29 @@ from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Verifier, Worker
 from etude.contracts.work import Fault
 from etude.orchestrator.corrections import DOWN, NOT_THE_WORKERS
-from etude.problems.workflow.catalogue import Catalogue
-from etude.problems.workflow.catalogue import Worker as Entry
+from etude.orchestrator.workers.callable import CallableWorker
+from etude.orchestrator.workers_file import WorkersFile, read_workers
+from etude.problems.catalogue import Catalogue
+from etude.problems.catalogue import Worker as Entry
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS
+from etude.problems.workflow.office.world import MEMORY
 from etude.problems.workflow.progress import Live
-from etude.problems.workflow.world import MEMORY
-
-if TYPE_CHECKING:
-    from etude.orchestrator.workers_file import WorkersFile
 
 TIMEOUT_S = 60.0
-"""Of an attempt, where nothing else is said."""
-PATIENCE = 3
-"""Times in a row that a worker may be out of order before it is left alone."""
-REST_S, LONGEST_REST_S = 1.0, 60.0
+"""Default timeout of an attempt, in seconds."""
+MAX_DOWN_IN_A_ROW = 3
+"""Consecutive times that a worker may be unavailable before it is paused."""
+REST_S, MAX_REST_S = 1.0, 60.0
 
 
 @dataclass(kw_only=True)
 class Member:
-    """A worker, and how it is doing."""
+    """A worker and its current numbers."""
 
     worker: Worker
     entry: Entry
     timeout_s: float = TIMEOUT_S
-    concurrency: int | None = None  # calls that it takes at a time; None is any number
+    concurrency: int | None = None  # concurrent calls; None is no limit
     calls: float | None = None  # left
     usd: float = 0.0
     latency_ms: float = 0.0
@@ -51,7 +49,7 @@ class Member:
     _slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = field(default=None, repr=False)
 
     def slots(self) -> asyncio.Semaphore | None:
-        """As many as its concurrency, in the loop that runs: a semaphore serves one loop only."""
+        """A semaphore of its concurrency for the running event loop."""
         if self.concurrency is None:
             return None
         loop = asyncio.get_running_loop()
@@ -64,7 +62,7 @@ class Member:
             self.calls -= 1
 
     def learn(self, fault: Fault | None, *, usd: float, latency_ms: float, now_s: float, rest_s: float | None) -> None:
-        """What became of an attempt."""
+        """Update the numbers with the outcome of an attempt."""
         share = 1 / MEMORY
         if fault is None:
             self.usd += share * (usd - self.usd)
@@ -72,14 +70,14 @@ class Member:
         if fault not in NOT_THE_WORKERS:
             self.success += share * ((fault is None) - self.success)
         self.down_in_a_row = self.down_in_a_row + 1 if fault in DOWN else 0
-        if rest_s is None and self.down_in_a_row >= PATIENCE:
-            rest_s = REST_S * 2.0 ** min(self.down_in_a_row - PATIENCE, 10)  # far beyond the longest
+        if rest_s is None and self.down_in_a_row >= MAX_DOWN_IN_A_ROW:
+            rest_s = REST_S * 2.0 ** min(self.down_in_a_row - MAX_DOWN_IN_A_ROW, 10)  # far above the maximum
         if rest_s is not None:
-            self.down_until_s = now_s + min(rest_s, LONGEST_REST_S)
+            self.down_until_s = now_s + min(rest_s, MAX_REST_S)
 
 
 class Crew:
-    """Workers by name, in the order of a catalogue, with what verifies their results."""
+    """Workers by name, in the order of a catalogue, with the verifiers of their results."""
 
     def __init__(
         self,
@@ -87,18 +85,19 @@ class Crew:
         workers: Mapping[str, Worker],
         *,
         verifiers: Mapping[str, Verifier] | None = None,  # by task type
-        judge: Verifier | None = None,  # of a whole workflow
+        judge: Verifier | None = None,  # for a whole workflow
         concurrency: Mapping[str, int] | None = None,
         timeout_s: Mapping[str, float] | None = None,
     ) -> None:
         missing = [w.name for w in catalogue.workers if w.name not in workers]
         if missing or not catalogue.workers:
             raise WorkersError(
-                f"the catalogue's worker {missing[0]!r} is nobody: give one of that name"
+                f"no implementation for the catalogue's worker {missing[0]!r}: give one of that name"
                 if missing
                 else "there are no workers: nothing can be carried out, add one"
             )
         self.catalogue, self.verifiers, self.judge = catalogue, dict(verifiers or {}), judge
+        self.unreachable: dict[str, str] = {}  # reasons by name of worker; these get no subtasks
         slots, limits = dict(concurrency or {}), dict(timeout_s or {})
         self.members = [
             Member(
@@ -119,33 +118,44 @@ class Crew:
         ]
 
     def begin(self, workflow: str, instruction: str) -> None:
-        """A workflow starts."""
+        """Called when a workflow starts."""
 
     def end(self, workflow: str) -> None:
-        """It is over."""
+        """Called when a workflow ends."""
 
     def live(self, workflow: str, *, now_s: float) -> tuple[Live, ...]:
-        """Everybody now, as far as is known."""
-        there = [m.entry.available and (m.calls is None or m.calls >= 1) for m in self.members]
+        """The current numbers of all workers."""
+        available = [self._is_available(m) for m in self.members]
+        has_calls = [
+            is_there and (m.calls is None or m.calls >= 1) for m, is_there in zip(self.members, available, strict=True)
+        ]
         up = [m.down_until_s <= now_s for m in self.members]
         if not all(up):
-            for able in self._able:  # to ask somebody who is out of order is better than to ask nobody
-                if not any(up[i] and there[i] for i in able):
+            for able in self._able:  # an unavailable worker is better than none
+                if not any(up[i] and has_calls[i] for i in able):
                     for i in able:
                         up[i] = True
         return tuple(
-            Live(m.usd, m.latency_ms, m.success, m.entry.available and is_up, m.calls)
-            for m, is_up in zip(self.members, up, strict=True)
+            Live(m.usd, m.latency_ms, m.success, is_there and is_up, m.calls)
+            for m, is_there, is_up in zip(self.members, available, up, strict=True)
         )
 
-    async def check(self) -> None:
-        """The first reason why somebody could not work, if there is any."""
-        asked: list[Worker | Verifier] = [*(m.worker for m in self.members), *self.verifiers.values()]
-        asked += [self.judge] if self.judge else []
-        await asyncio.gather(*(one.check() for one in asked))
+    def _is_available(self, member: Member) -> bool:
+        return member.entry.available and member.entry.name not in self.unreachable
+
+    def check_reachable(self, task_types: Iterable[int]) -> None:
+        """WorkersError if no reachable worker can do one of these task types."""
+        for task_type in dict.fromkeys(task_types):
+            able = [self.members[i] for i in self._able[task_type]]
+            reasons = [why for m in able if (why := self.unreachable.get(m.entry.name)) and m.entry.available]
+            if reasons and not any(self._is_available(member) for member in able):
+                name = self.catalogue.task_types[task_type].name
+                raise WorkersError(
+                    f"{name!r} is needed, and no worker that can do it can be reached: {'; '.join(reasons)}"
+                )
 
     async def close(self) -> None:
-        """Let go of what workers and verifiers hold."""
+        """Close all workers and verifiers."""
         for one in (*(m.worker for m in self.members), *self.verifiers.values(), self.judge):
             if close := getattr(one, "close", None):
                 await close()
@@ -156,15 +166,11 @@ Workers = Crew | Path | str | Mapping[str, Worker | Callable[..., Any]]
 
 
 def enlist(workers: Workers, catalogue: Catalogue) -> Crew:
-    """A crew of these. Of workers by name, prices and descriptions are the catalogue's where it knows them."""
+    """A crew of these workers. Workers by name get their prices and descriptions from the catalogue if it has them."""
     if isinstance(workers, Crew):
         return workers
     if isinstance(workers, Path | str):
-        from etude.orchestrator.workers_file import read_workers
-
         return crew_of(read_workers(Path(workers)))
-    from etude.orchestrator.workers.callable import CallableWorker
-
     known = {entry.name: entry for entry in catalogue.workers}
     entries = tuple(known.get(name, Entry(name=name)) for name in workers)
     found = {
@@ -174,7 +180,7 @@ def enlist(workers: Workers, catalogue: Catalogue) -> Crew:
 
 
 def crew_of(file: WorkersFile) -> Crew:
-    """The workers that a file describes."""
+    """The crew of a workers file."""
     if file.catalogue is None:
         raise WorkersError(f"{file.source.path}: its workers are simulated: they are for `etude run` and `collect`")
     return Crew(

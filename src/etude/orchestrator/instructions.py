@@ -1,4 +1,4 @@
-"""Instructions to carry out: read from a file, or made up from what a catalogue describes."""
+"""Instructions to carry out: read from a file, or generated from the descriptions in a catalogue."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from pathlib import Path
 from random import Random
 
 from etude.contracts.errors import DataError
-from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.examples import CONNECTIVES, OPENINGS, wording
 
-LONGEST = 20_000
-"""Characters of an instruction."""
+MAX_INSTRUCTION_CHARS = 20_000
 SIZES = (0.15, 0.3, 0.3, 0.15, 0.1)
-"""Shares of instructions that ask for 1, 2, … things."""
+"""Shares of instructions with 1, 2, … task types."""
 
 
 def read_instructions(path: Path) -> list[str]:
-    """One a line; blank lines and those that begin with # are none. DataError names the line that is none either."""
+    """One per line; blank lines and those that begin with # are skipped. DataError names the line that is wrong."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -29,26 +28,30 @@ def read_instructions(path: Path) -> list[str]:
             raise DataError(
                 f"{path}:{number}: {line[:40]!r} is not UTF-8 ({error.reason}): save it as UTF-8"
             ) from error
-        if len(text) > LONGEST:
-            raise DataError(f"{path}:{number}: {len(text):,} characters, expected at most {LONGEST:,}: shorten it")
+        if len(text) > MAX_INSTRUCTION_CHARS:
+            raise DataError(
+                f"{path}:{number}: {len(text):,} characters, expected at most {MAX_INSTRUCTION_CHARS:,}: shorten it"
+            )
         if any(not mark.isprintable() and mark != "\t" for mark in text):
-            raise DataError(f"{path}:{number}: {text[:40]!r} holds control characters: expected one instruction a line")
+            raise DataError(
+                f"{path}:{number}: {text[:40]!r} holds control characters: expected one instruction per line"
+            )
         if text and not text.startswith("#"):
             found.append(text)
     if not found:
-        raise DataError(f"{path}: holds no instruction: expected one a line")
+        raise DataError(f"{path}: holds no instruction: expected one per line")
     return found
 
 
 def make_up(catalogue: Catalogue, count: int, *, seed: int) -> list[str]:
-    """So many different ones, as far as there are, each asking for one to five of the task types in some order."""
-    luck, found = Random(seed), dict[str, None]()
+    """Generate up to `count` different instructions, each for one to five task types in random order."""
+    rng, found = Random(seed), dict[str, None]()
     kinds = range(len(catalogue.task_types))
     for _ in range(20 * count):
         if len(found) == count:
             break
-        size = min(len(kinds), luck.choices(range(1, len(SIZES) + 1), SIZES)[0])
-        asked = [wording(catalogue, kind, luck) for kind in luck.sample(kinds, size)]
-        text = luck.choice(OPENINGS) + asked[0] + "".join(luck.choice(CONNECTIVES) + part for part in asked[1:])
+        size = min(len(kinds), rng.choices(range(1, len(SIZES) + 1), SIZES)[0])
+        asked = [wording(catalogue, kind, rng) for kind in rng.sample(kinds, size)]
+        text = rng.choice(OPENINGS) + asked[0] + "".join(rng.choice(CONNECTIVES) + part for part in asked[1:])
         found.setdefault(f"{text}.")
     return list(found)

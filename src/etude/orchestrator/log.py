@@ -1,7 +1,9 @@
-"""Executions to a folder and back, one line each, beside the catalogue whose ids they speak in.
+"""Execution logs: trajectories of workflows to a folder and back, one line each in the source document's format.
 
 executions.jsonl   a whole line is appended or nothing     catalogue.json   task types and workers, in the order of ids
 executions.torn    lines whose writer died over them, cut off when the log was opened again
+
+What was asked and answered is private: files have mode 0600, folders that are made here 0700.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
@@ -22,16 +25,25 @@ import msgspec
 
 from etude.contracts.errors import CatalogueError, LogError
 from etude.contracts.plain import plain
+from etude.contracts.reward import ExecutionReward
+from etude.contracts.subjects import encode
+from etude.contracts.trajectory import Outcome, Trajectory
+from etude.files.durable import replace_file, replacing
 from etude.orchestrator.record import Execution
-from etude.problems.workflow.catalogue import Catalogue, read_catalogue
+from etude.orchestrator.trajectories import to_execution, to_trajectory
+from etude.problems.catalogue import Catalogue, read_catalogue
+from etude.problems.workflow.decisions import PROBLEM
 
 LOG_FILE, TORN_FILE, CATALOGUE_FILE = "executions.jsonl", "executions.torn", "catalogue.json"
-LONGEST = 1 << 28
-"""Bytes of a line: what is longer is neither written nor held in memory to be read."""
+MAX_LINE_BYTES = 1 << 28
+"""What is longer is neither written nor held in memory to be read."""
 BLOCK = 1 << 16
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
+
+Redact = Callable[[Trajectory], Trajectory]
+"""Replaces personal data and secrets by placeholders."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Execution)
@@ -52,7 +64,7 @@ class Damaged:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of a log and where it stands."""
+    """A line of a log and its place."""
 
     file: Path
     number: int  # from 1
@@ -67,9 +79,13 @@ class ExecutionLog:
     the log. `close` also brings everything to the disk, so that it outlives the machine's failure.
     """
 
-    def __init__(self, folder: Path, catalogue: Catalogue) -> None:
-        """LogError where another process has the folder, or it holds executions with another catalogue."""
+    def __init__(self, folder: Path, catalogue: Catalogue, *, redact: Redact | None) -> None:
+        """With `redact` None, trajectories are logged as they are: for those who own the machine.
+
+        LogError where another process has the folder, or it holds executions with another catalogue.
+        """
         self.path = folder / LOG_FILE
+        self._redact = redact
         self._turn = Lock()
         self._handle: int | None = None
         self._folder: int | None = None
@@ -77,14 +93,19 @@ class ExecutionLog:
             self._folder = _lock(folder)
             _keep_catalogue(folder, catalogue)
             with _named(self.path):
-                self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+                self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+                os.fchmod(self._handle, 0o600)
                 _mend(self._handle, folder / TORN_FILE)
         except BaseException:
             self._release()
             raise
 
-    def append(self, execution: Execution) -> None:
-        """Its line as a whole, or LogError and none of it."""
+    def append(self, trajectory: Trajectory) -> None:
+        """Its line as a whole, redacted, or LogError and none of it."""
+        self.write(to_execution(self._redact(trajectory) if self._redact else trajectory))
+
+    def write(self, execution: Execution) -> None:
+        """This line, as it is."""
         line = to_line(execution)
         with self._turn, _named(self.path):
             if self._handle is None:
@@ -140,8 +161,10 @@ def to_line(execution: Execution) -> bytes:
         _decoder.decode(line)  # JSON has no NaN: null is written for it, where a number must stand
     except UNREADABLE as error:
         raise LogError(f"execution {execution.id!r} cannot be logged ({error}): numbers must be finite") from error
-    if len(line) >= LONGEST:
-        raise LogError(f"execution {execution.id!r} has {len(line):,} bytes: a line of a log has less than {LONGEST:,}")
+    if len(line) >= MAX_LINE_BYTES:
+        raise LogError(
+            f"execution {execution.id!r} has {len(line):,} bytes: a line of a log has less than {MAX_LINE_BYTES:,}"
+        )
     return line + b"\n"
 
 
@@ -151,7 +174,7 @@ def read_log(path: Path) -> Iterator[Execution | Damaged]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """As `read_log`, with where each stands; blank lines are none. LogError at once where there is no log."""
+    """As `read_log`, with the place of each; blank lines are none. LogError at once where there is no log."""
     files = log_files(path)
     return (line for file in files for line in _lines_of(file))
 
@@ -169,7 +192,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 def log_catalogue(path: Path) -> Catalogue:
-    """The catalogue beside a folder's logs, or beside one of them; LogError where there is none."""
+    """The catalogue next to a folder's logs, or next to one of them; LogError where there is none."""
     file = (path if path.is_dir() else path.parent) / CATALOGUE_FILE
     if not file.exists():
         raise LogError(f"{file}: does not exist: put the catalogue there whose ids the log speaks in")
@@ -184,24 +207,59 @@ def same_ids(one: Catalogue, other: Catalogue) -> bool:
     return _names(one) == _names(other)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """A reader sees the old file or the new one; OSError leaves the old one."""
-    draft = path.with_name(f".{path.name}.draft")
+def forget_in_log(folder: Path, users: Collection[str]) -> int:
+    """Erase the executions of these users from a folder's logs, and say how many there were.
+
+    Each log is replaced as a whole, under the lock of those who append to it. Lines that cannot be read are erased
+    where a user's name is in them. LogError where the folder cannot be opened or another process logs in it.
+    """
+    if not folder.is_dir():
+        raise LogError(f"{folder}: does not exist: expected a folder of execution logs")
+    lock = _lock(folder)
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+        files = [*sorted(folder.glob("*.jsonl")), folder / TORN_FILE]
+        return sum(_forget_in_file(file, users) for file in files if file.is_file())
+    finally:
+        os.close(lock)
+
+
+def forget_in_logs(folders: Iterable[Path], users: Collection[str]) -> tuple[int, dict[Path, str]]:
+    """As `forget_in_log`, in each of these; and the folders in which that was not possible, and why."""
+    erased, failed = 0, dict[Path, str]()
+    for folder in folders:
+        try:
+            erased += forget_in_log(folder, users)
+        except LogError as error:
+            failed[folder] = str(error)
+    return erased, failed
+
+
+class _User(msgspec.Struct):
+    user: str | None = None
+
+
+def _forget_in_file(file: Path, users: Collection[str]) -> int:
+    names = [msgspec.json.encode(user) for user in users]
+
+    def is_theirs(line: bytes) -> bool:
+        try:
+            return msgspec.json.decode(line, type=_User).user in users
+        except UNREADABLE:
+            return any(name in line for name in names)
+
+    with _named(file):
+        with file.open("rb") as lines:
+            erased = sum(map(is_theirs, lines))
+        if erased:
+            with file.open("rb") as lines, replacing(file) as kept:
+                kept.writelines(line for line in lines if not is_theirs(line))
+    return erased
 
 
 def _lock(folder: Path) -> int:
     """A handle that keeps other processes out until it is closed, at the latest by this one's end."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise LogError(f"{folder} is a file or lies in one: choose another folder") from error
     except OSError as error:
@@ -231,7 +289,7 @@ def _keep_catalogue(folder: Path, catalogue: Catalogue) -> None:
         raise LogError(f"{folder}: holds executions but no {CATALOGUE_FILE}: restore it, or choose another folder")
     else:
         with _named(file):
-            write_atomically(file, msgspec.json.format(_encoder.encode(catalogue), indent=1))
+            replace_file(file, msgspec.json.format(_encoder.encode(catalogue), indent=1))
 
 
 def _names(catalogue: Catalogue) -> dict[str, list[str]]:
@@ -254,12 +312,12 @@ def _mend(handle: int, torn: Path) -> None:
     start = _last_line(handle, size)
     if start == size:
         return
-    if size - start < LONGEST and _is_whole(_read(handle, start, size)):
+    if size - start < MAX_LINE_BYTES and _is_whole(_read(handle, start, size)):
         _write(handle, b"\n")
         return
-    with torn.open("ab") as kept:
-        for place in range(start, size, LONGEST):
-            kept.write(_read(handle, place, min(size, place + LONGEST)))
+    with open(os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as kept:
+        for place in range(start, size, MAX_LINE_BYTES):
+            kept.write(_read(handle, place, min(size, place + MAX_LINE_BYTES)))
         kept.write(b"\n")
         kept.flush()
         os.fsync(kept.fileno())
@@ -307,10 +365,10 @@ def _write(handle: int, data: bytes) -> None:
 def _lines_of(file: Path) -> Iterator[Line]:
     with _named(file), file.open("rb") as stream:
         number = 0
-        while data := stream.readline(LONGEST):
+        while data := stream.readline(MAX_LINE_BYTES):
             number += 1
             size = len(data)
-            if size == LONGEST and not data.endswith(b"\n"):
+            if size == MAX_LINE_BYTES and not data.endswith(b"\n"):
                 size += _skip_line(stream)
                 content: Execution | Damaged = _damaged(file, number, f"has {size:,} bytes, expected an execution")
             elif data.isspace():
@@ -345,34 +403,51 @@ def _damaged(file: Path, line: int, reason: str, *, torn: bool = False) -> Damag
 
 
 def decode_execution(data: bytes) -> Execution:
-    """A line as we write it or as the source document has it; one of UNREADABLE otherwise."""
+    """A line as we write or wrote it, or as the source document has it; one of UNREADABLE otherwise."""
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError:
-        return _of_document(data)
+        return _foreign(data)
 
 
-def _of_document(data: bytes) -> Execution:
-    """A line as the source document has it: what we add to it is empty, the reward the document's own."""
+DOCUMENT_REWARD = ExecutionReward(cost_unit_usd=1.0, latency_unit_ms=1.0)
+"""The document's formula on a line of its own: it counts cost in the line's unit and latency in milliseconds."""
+
+
+def _foreign(data: bytes) -> Execution:
+    """A line of the source document, which lacks what we add to it, or of an Etude that logged decisions otherwise."""
     raw: Any = msgspec.json.decode(data)
     if not isinstance(raw, dict):
         raise msgspec.ValidationError(f"Expected `object`, got `{type(raw).__name__}`")
     line = {"id": "", "policy": "", **raw}
     if isinstance(plan := raw.get("planner_outputs"), dict):
         line["planner_outputs"] = {"task_types": [], "model_selections": [], **plan}
+    if isinstance(decisions := raw.get("decisions"), list):
+        line["decisions"] = [_logged(decision) for decision in decisions]
     execution = msgspec.convert(line, Execution)
-    return execution if "reward" in raw else msgspec.structs.replace(execution, reward=_reward(execution))
+    if "reward" in raw:
+        return execution
+    outcome = Outcome(
+        success=execution.success,
+        cost_usd=execution.cost,
+        latency_ms=execution.latency_ms,
+        subtasks_done=sum(1 for output in execution.execution_result.outputs.values() if output),
+    )
+    return msgspec.structs.replace(execution, reward=DOCUMENT_REWARD(outcome))
 
 
-def _reward(execution: Execution) -> float:
-    """The document's compute_reward."""
-    done = sum(1 for output in execution.execution_result.outputs.values() if output)
-    return 10.0 * execution.success - 0.1 * execution.cost - 0.01 * execution.latency_ms + 0.1 * done
+def _logged(decision: Any) -> Any:
+    """A decision with its choice, live numbers and state side by side, as they are logged now."""
+    if not isinstance(decision, dict) or "choice" not in decision:
+        return decision
+    known = {name: decision[name] for name in ("failed", "live", "state") if name in decision}
+    same = {name: decision[name] for name in ("at_ms", "eligible", "propensity", "policy") if name in decision}
+    return {"problem": PROBLEM, "context": known or None, "action": decision["choice"], **same}
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What the system says against it, as a LogError."""
+    """An OSError as a LogError that names the file."""
     try:
         yield
     except OSError as error:
@@ -380,3 +455,11 @@ def _named(path: Path) -> Iterator[None]:
             f"{path}: {error.strerror or error} (errno {error.errno}): make sure that it can be read and written and "
             "the disk has room, or choose another folder"
         ) from error
+
+
+def execution_event(line: bytes, catalogue: Catalogue) -> bytes:
+    """A line of an execution log as a trajectory; one of UNREADABLE where it is none."""
+    execution = decode_execution(line)
+    if not execution.id:  # as the source document has it
+        execution = msgspec.structs.replace(execution, id=f"e-{sha256(line).hexdigest()[:24]}")
+    return encode(to_trajectory(execution, catalogue))

@@ -6,7 +6,6 @@ attempts takes those of one workflow for independent.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,32 +13,11 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import zip_longest
 from typing import Any
 
-from etude.orchestrator.record import Attempt, Execution, NodeRecord
-from etude.problems.workflow.catalogue import Catalogue
+from etude.evidence.intervals import Estimate, estimate_moments, estimate_share
+from etude.orchestrator.record import Attempt, Execution, NodeRecord, correction_of, failed_node
+from etude.problems.catalogue import Catalogue
 
-Z = 1.959963984540054
-"""The normal distribution's 97.5 % quantile."""
-T = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
-"""Student's, for 1 to 9 degrees of freedom."""
 NO_CORRECTION = "none"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean or a share, and where the true one lies in 95 of 100 cases; NaN where nothing was counted."""
-
-    count: int
-    mean: float
-    low: float
-    high: float
-
-    def to_json(self) -> dict[str, Any]:
-        known = self.count > 0
-        return {
-            "count": self.count,
-            "mean": self.mean if known else None,
-            "ci95": [self.low, self.high] if known else None,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +55,7 @@ class Faults:
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     count: int
+    successes: int
     success: Estimate
     cost_usd: Estimate
     latency_ms: Estimate
@@ -93,6 +72,7 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         return {
             "count": self.count,
+            "successes": self.successes,
             "success": self.success.to_json(),
             "cost_usd": self.cost_usd.to_json(),
             "latency_ms": self.latency_ms.to_json(),
@@ -155,6 +135,7 @@ class Tally:
     def summary(self) -> Summary:
         return Summary(
             count=self._succeeded.count,
+            successes=self._succeeded.hits,
             success=self._succeeded.estimate(),
             cost_usd=self._cost_usd.estimate(),
             latency_ms=self._latency_ms.estimate(),
@@ -173,7 +154,7 @@ class Tally:
         )
 
     def _add_node(self, node: NodeRecord, chosen: Sequence[str], *, is_done: bool) -> None:
-        """What was planned anew is done where its task type is."""
+        """What was replanned counts as done where its task type is."""
         if node.attempts:
             self._attempts.add(len(node.attempts))
         for attempt in node.attempts:
@@ -222,9 +203,9 @@ def _corrections(execution: Execution) -> dict[int, list[str]]:
     """What was chosen after each failure of a node, in order."""
     chosen: dict[int, list[str]] = {}
     for decision in execution.decisions:
-        if decision.choice.correction is not None:
-            node = -1 if decision.failed is None else decision.failed
-            chosen.setdefault(node, []).append(decision.choice.correction)
+        correction, node = correction_of(decision), failed_node(decision)
+        if correction is not None:
+            chosen.setdefault(-1 if node is None else node, []).append(correction)
     return chosen
 
 
@@ -248,12 +229,7 @@ class _Mean:
         self.squares += step * (x - self.mean)
 
     def estimate(self) -> Estimate:
-        if self.count == 0:
-            return Estimate(count=0, mean=math.nan, low=math.nan, high=math.nan)
-        if self.count == 1:
-            return Estimate(count=1, mean=self.mean, low=self.mean, high=self.mean)
-        half = student(self.count - 1) * math.sqrt(self.squares / (self.count - 1) / self.count)
-        return Estimate(count=self.count, mean=self.mean, low=self.mean - half, high=self.mean + half)
+        return estimate_moments(self.count, self.mean, self.squares)
 
 
 @dataclass(kw_only=True)
@@ -266,10 +242,7 @@ class _Share:
         self.hits += hit
 
     def estimate(self) -> Estimate:
-        if self.count == 0:
-            return Estimate(count=0, mean=math.nan, low=math.nan, high=math.nan)
-        low, high = wilson(self.hits, self.count)
-        return Estimate(count=self.count, mean=self.hits / self.count, low=low, high=high)
+        return estimate_share(self.hits, self.count)
 
 
 @dataclass(kw_only=True)
@@ -304,25 +277,3 @@ class _Faults:
 
     def summary(self) -> Faults:
         return Faults(count=self.count, corrections=dict(self.corrections.most_common()), done=self.done.estimate())
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927): within [0, 1], and of some width even where all or none hit."""
-    p, z2 = hits / count, Z * Z / count
-    middle, half = p + z2 / 2, Z * math.sqrt(p * (1 - p) / count + z2 / (4 * count))
-    low, high = (middle - half) / (1 + z2), (middle + half) / (1 + z2)
-    return (0.0 if hits == 0 else low), (1.0 if hits == count else high)
-
-
-def student(freedom: int) -> float:
-    """The t distribution's 97.5 % quantile, to 1e-5: Abramowitz & Stegun 26.7.5. It needs no SciPy."""
-    if freedom <= len(T):
-        return T[freedom - 1]
-    z, v = Z, freedom
-    return (
-        z
-        + (z**3 + z) / (4 * v)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
-    )

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from etude.contracts.errors import CatalogueError, DataError, PlanError
+from etude.files.durable import replace_file
 from etude.orchestrator.log import (
     CATALOGUE_FILE,
     Damaged,
@@ -21,15 +22,14 @@ from etude.orchestrator.log import (
     log_catalogue,
     read_lines,
     same_ids,
-    write_atomically,
 )
 from etude.orchestrator.record import Execution, NodeRecord, PlannerOutputs
-from etude.problems.workflow.catalogue import Catalogue, read_catalogue
+from etude.problems.catalogue import Catalogue, read_catalogue
 from etude.problems.workflow.examples import Example, Targets
-from etude.problems.workflow.plan import in_order
+from etude.problems.workflow.plan import topological_order
 
 SHOWN = 3
-"""Places told of each reason."""
+"""Places reported for each reason."""
 
 
 class Reason(StrEnum):
@@ -43,13 +43,13 @@ class Reason(StrEnum):
     NO_TASK_TYPES = "no task types"  # the document's own lines name only the models
     NOTHING_DONE = "nothing done"
     TOO_MANY_NODES = "more than max_nodes"
-    ANOTHER_CATALOGUE = "another catalogue"  # ids that the one beside the log does not have
+    ANOTHER_CATALOGUE = "another catalogue"  # ids that the catalogue of the log does not have
     BETTER_EXISTS = "a better or equal one of the same instruction"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Examples by the first appearance of their instruction, and what became of the rest."""
+    """Examples by the first appearance of their instruction, and how many lines were dropped, and why."""
 
     examples: list[Example]
     catalogue: Catalogue
@@ -70,32 +70,32 @@ def prepare(logs: Path, *, max_nodes: int | None = None, progress: Callable[[int
 
 
 def write_prepared(prepared: Prepared, out: Path) -> None:
-    """The training file, and its catalogue beside it; DataError where nothing is left or another catalogue is there."""
+    """The training file and its catalogue; DataError where nothing is left or another catalogue is in that folder."""
     if not prepared.examples:
         raise DataError(
             f"nothing is left of {prepared.read:,} executions: {out} is not written; collect more with `etude collect`"
         )
-    beside = out.parent / CATALOGUE_FILE
+    catalogue_file = out.parent / CATALOGUE_FILE
     if out.name == CATALOGUE_FILE:
         raise DataError(f"{out}: the catalogue is written under this name: choose another for the training file")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        if not beside.exists():
-            write_atomically(beside, msgspec.json.format(msgspec.json.encode(prepared.catalogue), indent=1))
-        _check_catalogue(beside, prepared.catalogue)
-        write_atomically(out, b"[\n" + b",\n".join(map(msgspec.json.encode, prepared.examples)) + b"\n]\n")
+        if not catalogue_file.exists():
+            replace_file(catalogue_file, msgspec.json.format(msgspec.json.encode(prepared.catalogue), indent=1))
+        _check_catalogue(catalogue_file, prepared.catalogue)
+        replace_file(out, b"[\n" + b",\n".join(map(msgspec.json.encode, prepared.examples)) + b"\n]\n")
     except OSError as error:
         raise DataError(f"{out}: is not written ({error.strerror or error}): choose another place for it") from error
 
 
-def _check_catalogue(beside: Path, catalogue: Catalogue) -> None:
+def _check_catalogue(catalogue_file: Path, catalogue: Catalogue) -> None:
     remedy = "write the training file to another folder, or move this one away"
     try:
-        same = same_ids(read_catalogue(beside), catalogue)
+        same = same_ids(read_catalogue(catalogue_file), catalogue)
     except CatalogueError as error:
         raise DataError(f"{error}; {remedy}") from error
     if not same:
-        raise DataError(f"{beside}: has other task types or workers than the log's catalogue: {remedy}")
+        raise DataError(f"{catalogue_file}: has other task types or workers than the log's catalogue: {remedy}")
 
 
 @dataclass(kw_only=True)
@@ -232,7 +232,7 @@ def _known(node: NodeRecord, catalogue: Catalogue) -> bool:
 
 def _targets(nodes: list[NodeRecord]) -> Targets:
     """In topological order; PlanError where there is none."""
-    order = in_order([node.dependencies for node in nodes])
+    order = topological_order([node.dependencies for node in nodes])
     place = {old: new for new, old in enumerate(order)}
     workers = [nodes[i].worker for i in order]
     return Targets(

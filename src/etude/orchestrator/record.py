@@ -1,7 +1,7 @@
-"""One execution as it is logged: the source document's line, with decisions and what became of each node added.
+"""A line of an execution log, in the source document's format: an export of a trajectory, which is the record.
 
-`cost` is in USD, times are in milliseconds since the workflow began, ids are those of the catalogue that lies beside
-the log. `planner_outputs` is the plan as it was first made, `nodes` what stood there in the end.
+`cost` is in USD, times are in milliseconds since the workflow began, ids are those of the catalogue next to the log.
+`planner_outputs` is the plan as it was first made, `nodes` are those of the end, with every attempt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from etude.contracts.decision import Decision
+from etude.contracts.decision import LoggedDecision
 
 
 class Graph(Struct, frozen=True, kw_only=True):
@@ -42,11 +42,11 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that stood in the plan at some time, with every try at it; those replanned away are `dropped`."""
+    """A node that was in the plan at some time, with every attempt at it; those replanned away are `dropped`."""
 
     task_type: int
     dependencies: tuple[int, ...] = ()
-    worker: int | None = None  # who had it last
+    worker: int | None = None  # the last that it was given to
     status: str  # done, failed, skipped, planned, dropped
     attempts: tuple[Attempt, ...] = ()
 
@@ -64,9 +64,22 @@ class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     number: int | None = None  # within a collection
     policy: str  # the version that decided
+    user: str | None = None  # for whom: a name that means nothing elsewhere
     reward: float = 0.0  # the document's, of this outcome
     ended: str = "done"  # done, aborted, deadline, cancelled, failed
     error: str = ""  # why, where it did not end as it should
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[LoggedDecision, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
-    violations: tuple[str, ...] = ()  # rules that were broken: there are none
+    violations: tuple[str, ...] = ()  # limits that were exceeded: there are none
+
+
+def correction_of(decision: LoggedDecision) -> str | None:
+    """What was chosen after a failure; None while planning."""
+    found = decision.action.get("correction") if isinstance(decision.action, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def failed_node(decision: LoggedDecision) -> int | None:
+    """The node that a correction is about, as the record numbers them."""
+    found = decision.context.get("failed") if isinstance(decision.context, dict) else None
+    return found if isinstance(found, int) else None

@@ -1,34 +1,208 @@
-"""An execution as a trajectory: what everything that learns from experience takes."""
+"""A workflow that was carried out as a trajectory, and a trajectory as a line of an execution log and back.
+
+Attempts are the trajectory's turns. In its metadata, in the ids of the catalogue that `catalogue` identifies:
+    plan    subtasks as they were first planned: task_type, worker, dependencies; null where no plan could be made
+    nodes   subtasks of the end, then those that a replan dropped: the same, with their status and, as `tried`, the
+            worker of each attempt
+    number  its place in a collection, execution_reward  the source document's reward, violations  limits exceeded
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from etude.contracts.decision import Decision
 from etude.contracts.plain import plain
-from etude.contracts.trajectory import LoggedDecision, Outcome, Trajectory, Turn
-from etude.orchestrator.record import Execution
-from etude.problems.workflow.catalogue import Catalogue
-from etude.problems.workflow.logged import catalogue_id
+from etude.contracts.trajectory import Outcome, Trajectory, Turn
+from etude.orchestrator.record import Attempt, Execution, ExecutionResult, Graph, NodeRecord, PlannerOutputs
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.decisions import PROBLEM, catalogue_id
+from etude.problems.workflow.plan import SLACK, Limits
 
-ENDED = {"done", "failed", "aborted", "cancelled", "deadline"}
+if TYPE_CHECKING:
+    from etude.orchestrator.crew import Crew
+    from etude.problems.workflow.grammar import Status
+    from etude.problems.workflow.progress import Progress, Step
+
+Nodes = list[dict[str, Any]]
+
+
+def planned_nodes(steps: Sequence[Step]) -> Nodes:
+    place = {id(step): i for i, step in enumerate(steps)}
+    return [
+        {
+            "task_type": step.task_type,
+            "worker": step.worker,
+            "dependencies": sorted(place[id(before)] for before in step.dependencies),
+        }
+        for step in steps
+    ]
+
+
+def final_nodes(progress: Progress) -> Nodes:
+    """The nodes of the end, then those that were replanned away."""
+    steps = [*progress.steps, *progress.dropped]
+    status = [_status_name(step.status) for step in progress.steps] + ["dropped"] * len(progress.dropped)
+    return [
+        node | {"status": of, "tried": [attempt.worker for attempt in step.tries]}
+        for node, of, step in zip(planned_nodes(steps), status, steps, strict=True)
+    ]
+
+
+@cache
+def _status_name(status: Status) -> str:
+    return status.name.lower()
+
+
+def turns(progress: Progress, catalogue: Catalogue) -> tuple[Turn, ...]:
+    """Attempts in the order in which they began."""
+    found = [
+        _turn(i, step.task_type, attempt, catalogue, step.output)
+        for i, step in enumerate((*progress.steps, *progress.dropped))
+        for attempt in step.tries
+    ]
+    return tuple(sorted(found, key=lambda turn: turn.at_ms))
+
+
+def _turn(node: int, task_type: int, attempt: Attempt, catalogue: Catalogue, output: Any) -> Turn:
+    done = attempt.fault is None
+    return Turn(
+        at_ms=attempt.started_ms,
+        action={
+            "node": node,
+            "task_type": catalogue.task_types[task_type].name,
+            "worker": catalogue.workers[attempt.worker].name if catalogue.workers else None,
+        },
+        result=plain(output) if done else None,
+        error=None if done else f"{attempt.fault}: {attempt.message}",
+        cost_usd=attempt.cost_usd,
+        latency_ms=attempt.latency_ms,
+    )
+
+
+def violations(progress: Progress, outcome: Outcome, limits: Limits, crew: Crew) -> list[str]:
+    """Every limit that an execution has exceeded, in words. There should be none: this checks all the same."""
+    found, steps = [], [*progress.steps, *progress.dropped]
+    cost, latency_ms = outcome.cost_usd or 0.0, outcome.latency_ms or 0.0
+    if len(progress.steps) > limits.max_nodes:
+        found.append(f"{len(progress.steps)} nodes, at most {limits.max_nodes}")
+    if limits.max_cost_usd is not None and cost > limits.max_cost_usd * (1 + SLACK):
+        found.append(f"{cost:g} USD, at most {limits.max_cost_usd:g}")
+    if limits.max_time_ms is not None and latency_ms > limits.max_time_ms * (1 + SLACK):
+        found.append(f"{latency_ms:g} ms, at most {limits.max_time_ms:g}")
+    if progress.corrections > limits.max_corrections:
+        found.append(f"{progress.corrections} corrections, at most {limits.max_corrections}")
+    if progress.replans > limits.max_replans:
+        found.append(f"{progress.replans} replans, at most {limits.max_replans}")
+    for step in steps:
+        kind = crew.catalogue.task_types[step.task_type].name
+        if len(step.tries) > limits.max_attempts:
+            found.append(f"{kind}: {len(step.tries)} attempts, at most {limits.max_attempts}")
+        for tried in {attempt.worker for attempt in step.tries}:
+            entry = crew.catalogue.workers[tried]
+            if entry.task_types is not None and kind not in entry.task_types:
+                found.append(f"{kind} was given to {entry.name}, which is not able to do it")
+    return found
+
+
+def to_execution(trajectory: Trajectory) -> Execution:
+    """A line of the log, in the source document's format."""
+    outcome, known = trajectory.outcome, trajectory.metadata or {}
+    success, cost, latency_ms = bool(outcome.success), outcome.cost_usd or 0.0, outcome.latency_ms or 0.0
+    nodes: Nodes = known.get("nodes") or []
+    attempts = _attempts(trajectory, nodes)
+    results = {turn.action["node"]: turn.result for turn in trajectory.turns if turn.error is None}
+    done = {str(i): results.get(i) for i, node in enumerate(nodes) if node["status"] == "done"}
+    return Execution(
+        timestamp=trajectory.time.isoformat(timespec="milliseconds"),
+        instruction=trajectory.task,
+        success=success,
+        cost=cost,
+        latency_ms=latency_ms,
+        planner_outputs=_planner_outputs(known.get("plan")),
+        execution_result=ExecutionResult(success=success, outputs=done, total_cost=cost, total_latency_ms=latency_ms),
+        id=trajectory.id,
+        number=known.get("number"),
+        policy=trajectory.policy or "",
+        user=trajectory.user,
+        reward=known.get("execution_reward", 0.0),
+        ended=outcome.ended,
+        error=outcome.error or "",
+        decisions=trajectory.decisions,
+        nodes=tuple(
+            NodeRecord(
+                task_type=node["task_type"],
+                dependencies=tuple(node["dependencies"]),
+                worker=node["worker"],
+                status=node["status"],
+                attempts=tuple(attempts[i]),
+            )
+            for i, node in enumerate(nodes)
+        ),
+        violations=tuple(known.get("violations", ())),
+    )
+
+
+def _attempts(trajectory: Trajectory, nodes: Nodes) -> list[list[Attempt]]:
+    """Of each node, in order. A turn names its worker for people; the node says by its id which it was."""
+    found: list[list[Attempt]] = [[] for _ in nodes]
+    for turn in trajectory.turns:
+        node = turn.action["node"]
+        fault, _, message = (turn.error or "").partition(": ")
+        found[node].append(
+            Attempt(
+                worker=nodes[node]["tried"][len(found[node])],
+                started_ms=turn.at_ms,
+                latency_ms=turn.latency_ms or 0.0,
+                cost_usd=turn.cost_usd or 0.0,
+                fault=fault or None,
+                message=message,
+            )
+        )
+    return found
+
+
+def _planner_outputs(plan: Sequence[Mapping[str, Any]] | None) -> PlannerOutputs | None:
+    """A plan as the source document logs it."""
+    if plan is None:
+        return None
+    edges = [[0] * len(plan) for _ in plan]
+    for j, node in enumerate(plan):
+        for i in node["dependencies"]:
+            edges[i][j] = 1
+    workers = tuple(node["worker"] for node in plan)
+    return PlannerOutputs(
+        task_types=tuple(node["task_type"] for node in plan),
+        model_selections=() if None in workers else workers,
+        workflow_graph=Graph(adjacency=tuple(map(tuple, edges))),
+    )
+
+
+ENDED = ("done", "failed", "aborted", "cancelled", "deadline")
 
 
 def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> Trajectory:
-    """Its decisions as they were logged, an attempt a turn; `about` are fields such as user and group."""
+    """A line of a log, ours or the source document's; `about` are fields such as group and agent."""
     time = datetime.fromisoformat(execution.timestamp)
-    wanted = [node for node in execution.nodes if node.status != "dropped"]
+    nodes = execution.nodes
+    wanted = [node for node in nodes if node.status != "dropped"]
+    known = {"number": execution.number, "violations": list(execution.violations)}
+    outputs = execution.execution_result.outputs
+    found = [
+        _turn(i, node.task_type, attempt, catalogue, outputs.get(str(i)))
+        for i, node in enumerate(nodes)
+        for attempt in node.attempts
+    ]
     return Trajectory(
         id=execution.id,
         time=time if time.tzinfo else time.replace(tzinfo=UTC),
         task=execution.instruction,
-        problem="workflow",
+        problem=PROBLEM,
         policy=execution.policy or None,
-        decisions=tuple(logged_decision(decision) for decision in execution.decisions),
-        turns=tuple(_turns(execution, catalogue)),
+        decisions=execution.decisions,
+        turns=tuple(sorted(found, key=lambda turn: turn.at_ms)),
         outcome=Outcome(
             success=execution.success,
             ended=execution.ended if execution.ended in ENDED else "failed",  # type: ignore[arg-type]  # just checked
@@ -38,44 +212,28 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
             subtasks=len(wanted),
             subtasks_done=sum(node.status == "done" for node in wanted),
         ),
-        metadata={"catalogue": catalogue_id(catalogue), "execution_reward": execution.reward},
-        **about,
+        metadata={
+            "catalogue": catalogue_id(catalogue),
+            "execution_reward": execution.reward,
+            "plan": list(_planned(execution.planner_outputs)) if execution.planner_outputs else None,
+            "nodes": [
+                {
+                    "task_type": node.task_type,
+                    "worker": node.worker,
+                    "dependencies": list(node.dependencies),
+                    "status": node.status,
+                    "tried": [attempt.worker for attempt in node.attempts],
+                }
+                for node in nodes
+            ],
+            **{name: value for name, value in known.items() if value not in (None, [])},
+        },
+        **({"user": execution.user} | about),
     )
 
 
-def logged_decision(decision: Decision) -> LoggedDecision:
-    """As every kind of decision is kept."""
-    told = msgspec.to_builtins(decision)
-    known = {name: told[name] for name in ("failed", "live", "state") if name in told}
-    return LoggedDecision(
-        problem="workflow",
-        at_ms=decision.at_ms,
-        context=known or None,
-        eligible=told["eligible"],
-        action=told["choice"],
-        propensity=decision.propensity,
-        policy=decision.policy,
-    )
-
-
-def _turns(execution: Execution, catalogue: Catalogue) -> list[Turn]:
-    """Attempts in the order in which they began."""
-    turns = []
-    for number, node in enumerate(execution.nodes):
-        for attempt in node.attempts:
-            done = attempt.fault is None
-            turns.append(
-                Turn(
-                    at_ms=attempt.started_ms,
-                    action={
-                        "node": number,
-                        "task_type": catalogue.task_types[node.task_type].name,
-                        "worker": catalogue.workers[attempt.worker].name if catalogue.workers else None,
-                    },
-                    result=plain(execution.execution_result.outputs.get(str(number))) if done else None,
-                    error=None if done else f"{attempt.fault}: {attempt.message}",
-                    cost_usd=attempt.cost_usd,
-                    latency_ms=attempt.latency_ms,
-                )
-            )
-    return sorted(turns, key=lambda turn: turn.at_ms)
+def _planned(plan: PlannerOutputs) -> Iterator[dict[str, Any]]:
+    adjacency, workers = plan.workflow_graph.adjacency, plan.model_selections
+    for j, task_type in enumerate(plan.task_types):
+        earlier = [i for i, row in enumerate(adjacency) if j < len(row) and row[j]]
+        yield {"task_type": task_type, "worker": workers[j] if j < len(workers) else None, "dependencies": earlier}

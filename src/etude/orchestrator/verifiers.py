@@ -1,4 +1,4 @@
-"""Whether an output is what a subtask asked for: said by a callable, a JSON Schema, a pattern, a program or a model."""
+"""Verifiers of outputs: a Python callable, a JSON Schema, a regular expression, a program or a model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from etude.orchestrator.workers.command import (
 )
 from etude.orchestrator.workers.template import Template, as_text
 
-MOST_CHARACTERS = 100_000
-"""Of an output that a pattern is looked for in."""
+MAX_CHARACTERS = 100_000
+"""Maximum number of characters in which a pattern is searched."""
 PATTERN_S = 2.0
-"""Time for a pattern to be found."""
+"""Maximum seconds to match a pattern."""
 CHEAP_STEPS = 1_000_000
-"""What a pattern is let do in this process."""
+"""Maximum number of steps of a pattern in this process."""
 
 
 class CallableVerifier:
@@ -52,7 +52,7 @@ class CallableVerifier:
             self._names, self._positional = (), 2
 
     async def check(self) -> None:
-        """It is there."""
+        """Always usable."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         known = {"output": output, "subtask": subtask} | {name: getattr(subtask, name) for name in NAMES[1:]}
@@ -107,7 +107,7 @@ class SchemaVerifier:
         _check_references(schema, REGISTRY)
 
     async def check(self) -> None:
-        """It needs nobody."""
+        """Always usable: it needs no service."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         return await in_thread(lambda: self._validated(output))
@@ -175,10 +175,10 @@ def _refuse_constant(name: str) -> Any:
 
 
 class RegexVerifier:
-    """Looks for a pattern in an output, or, with `full`, for an output that is one. What is no text is taken as JSON.
+    """Searches an output for a pattern; with `full`, the whole output must match. Outputs other than text are JSON.
 
-    Of a long output the beginning counts. Python's `re` stops every thread while it matches, so a pattern that could
-    take long is tried in a process of its own, for PATTERN_S at most.
+    Only the beginning of a long output is searched. Python's `re` blocks every thread while it matches, so a slow
+    pattern is matched in another process, for PATTERN_S at most.
     """
 
     def __init__(self, pattern: str, *, full: bool = False) -> None:
@@ -189,24 +189,24 @@ class RegexVerifier:
         self._full = full
 
     async def check(self) -> None:
-        """It needs nobody."""
+        """Always usable: it needs no service."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         text = as_text(output)
-        if self._full and len(text) > MOST_CHARACTERS:
-            return Verdict(ok=False, reason=f"{len(text):,} characters: at most {MOST_CHARACTERS:,} are matched")
-        text = text[:MOST_CHARACTERS]
+        if self._full and len(text) > MAX_CHARACTERS:
+            return Verdict(ok=False, reason=f"{len(text):,} characters: at most {MAX_CHARACTERS:,} are matched")
+        text = text[:MAX_CHARACTERS]
         if is_cheap(self._pattern.pattern, len(text)):
             found = bool(self._pattern.fullmatch(text) if self._full else self._pattern.search(text))
         else:
             try:
-                found = await self._search_apart(text)
+                found = await self._search_isolated(text)
             except TimeoutError:
                 return Verdict(ok=False, reason=f"the pattern {self._shown()} took more than {PATTERN_S:g} s")
         missing = f"the pattern {self._shown()} does not match {reprlib.repr(text)}"
         return Verdict(ok=found, reason="" if found else missing)
 
-    async def _search_apart(self, text: str) -> bool:
+    async def _search_isolated(self, text: str) -> bool:
         asked = json.dumps([self._pattern.pattern, text, "fullmatch" if self._full else "search"])
         async with asyncio.timeout(PATTERN_S):
             ran = await _run([sys.executable, "-I", "-S", "-c", SEARCH], stdin=asked.encode(), env={})
@@ -227,10 +227,10 @@ sys.exit(0 if getattr(re, how)(pattern, text) else 3)
 
 
 def is_cheap(pattern: str, length: int) -> bool:
-    """Whether trying a pattern on so many characters takes few steps, whatever they are.
+    """Whether matching a pattern on a text of this length takes few steps, whatever the text.
 
-    Without repetition or choice it takes at most length × pattern; with one, it may also go on from each place to the
-    end. Two can multiply, or nest: who knows.
+    Without repetition or choice it takes at most length × pattern; with one, it may also continue at each place to the
+    end. With two or more, the cost is unknown.
     """
     repeats = sum(pattern.replace("(?", "(").count(sign) for sign in "*+?{|")
     steps = length * len(pattern) * (length if repeats else 1)
@@ -272,11 +272,11 @@ async def _run(command: Command, *, stdin: bytes, env: Mapping[str, str]) -> Ran
 
 
 class Model(Protocol):
-    """What a judge asks: an OpenAIWorker, or one like it."""
+    """The model of a judge: an OpenAIWorker, or a similar one."""
 
     async def check(self) -> None: ...
 
-    def most_usd_for(self, prompt: str) -> float | None: ...
+    def max_usd_for(self, prompt: str) -> float | None: ...
 
     async def ask(self, prompt: str, *, timeout_s: float | None = None) -> Reply: ...
 
@@ -317,9 +317,9 @@ class JudgeVerifier:
     async def check(self) -> None:
         await self._worker.check()
 
-    def most_usd(self, subtask: Subtask, output: object) -> float:
-        """What asking about this can cost."""
-        return self._worker.most_usd_for(self._question.render(subtask, output=as_text(output))) or 0.0
+    def max_usd(self, subtask: Subtask, output: object) -> float:
+        """Maximum cost of a verification."""
+        return self._worker.max_usd_for(self._question.render(subtask, output=as_text(output))) or 0.0
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         prompt = self._question.render(subtask, output=as_text(output))
@@ -344,7 +344,7 @@ class JudgeVerifier:
         return Verdict(ok=ok, reason=str(answer.get("reason", ""))[:500], cost_usd=cost_usd)
 
     async def close(self) -> None:
-        """Gives back what the model's worker holds."""
+        """Close the model's worker."""
         await self._worker.close()
 
 
@@ -365,7 +365,7 @@ def _judgement(text: str) -> dict[str, Any]:
 
 
 class AllOf:
-    """Every verifier must agree. They are asked in order, up to the first no; what asking them cost is added up."""
+    """All verifiers must agree. They are asked in order, up to the first no; their costs are added up."""
 
     def __init__(self, verifiers: Sequence[Verifier]) -> None:
         self._verifiers = tuple(verifiers)
@@ -389,13 +389,13 @@ class AllOf:
                 break
         return Verdict(ok=verdict.ok, reason=verdict.reason, fault=verdict.fault, cost_usd=cost_usd)
 
-    def most_usd(self, subtask: Subtask, output: object) -> float:
-        """Of all of them, where they cost something."""
-        asking = (getattr(verifier, "most_usd", None) for verifier in self._verifiers)
+    def max_usd(self, subtask: Subtask, output: object) -> float:
+        """Maximum cost of all verifiers."""
+        asking = (getattr(verifier, "max_usd", None) for verifier in self._verifiers)
         return float(sum(cost(subtask, output) for cost in asking if cost))
 
     async def close(self) -> None:
-        """Gives back what those hold that hold something."""
+        """Close the verifiers that can be closed."""
         for verifier in self._verifiers:
             if close := getattr(verifier, "close", None):
                 await close()

@@ -1,6 +1,6 @@
-"""An event loop in which time passes only while everybody waits: hours of simulated work take the time to decide them.
+"""An event loop with virtual time, which jumps to the next timer when all tasks wait: simulated hours take seconds.
 
-For simulated and recorded workers. Whatever really waits, for a socket or a process, does not belong in it.
+It is for simulated and recorded workers only, not for tasks that wait for a socket or a process.
 """
 
 from __future__ import annotations

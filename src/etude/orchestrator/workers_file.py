@@ -7,7 +7,6 @@ names are looked for in its own folder.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import os
 import re
@@ -16,19 +15,31 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Verifier, Worker
-from etude.orchestrator.yaml_source import NO_SECRETS, At, Source, read_source, shown
-from etude.problems.workflow.catalogue import LARGEST, Catalogue, TaskType, read_catalogue
-from etude.problems.workflow.catalogue import Worker as Entry
+from etude.contracts.suggestions import nearest
+from etude.files.yaml_source import At, LoaderWithoutAliases, Source, read_source, shown
+from etude.orchestrator.verifiers import (
+    DEFAULT_QUESTION,
+    AllOf,
+    CallableVerifier,
+    ExitCodeVerifier,
+    JudgeVerifier,
+    RegexVerifier,
+    SchemaVerifier,
+)
+from etude.orchestrator.workers.callable import CallableWorker, import_callable
+from etude.orchestrator.workers.command import CommandWorker
+from etude.orchestrator.workers.openai import OpenAIWorker
+from etude.orchestrator.workers.recorded import RecordedWorker, read_recordings
+from etude.orchestrator.workers.template import Template
+from etude.problems.catalogue import MAX_AMOUNT, Catalogue, TaskType, read_catalogue
+from etude.problems.catalogue import Worker as Entry
 from etude.problems.workflow.plan import Limits
-
-if TYPE_CHECKING:
-    from etude.orchestrator.workers.openai import OpenAIWorker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,35 +58,42 @@ class WorkersFile:
     simulated: dict[str, int] | None = None  # seeds of the simulated office
 
 
-async def check_workers(file: WorkersFile) -> None:
-    """Asks all workers and verifiers at once whether they could work; WorkersError with a line for each that cannot.
+async def unreachable_workers(file: WorkersFile) -> dict[str, str]:
+    """Asks all workers and verifiers at once whether they could work: by name, why a worker could not.
 
-    Reaches out: to services, and for the programs of commands.
+    Reaches out: to services, and for the programs of commands. WorkersError with a line for each where no worker is
+    left, or a verifier could not work: without it, nothing says what success is.
     """
-    asked: dict[At, Worker | Verifier] = {("workers", name): worker for name, worker in file.workers.items()}
-    asked |= {("task_types", name, "verify"): verifier for name, verifier in file.verifiers.items()}
-    asked |= {("verify",): file.judge} if file.judge else {}
+    workers: dict[At, Worker | Verifier] = {("workers", name): worker for name, worker in file.workers.items()}
+    verifiers: dict[At, Worker | Verifier] = {
+        ("task_types", name, "verify"): verifier for name, verifier in file.verifiers.items()
+    }
+    verifiers |= {("verify",): file.judge} if file.judge else {}
 
-    async def problem(at: At) -> str:
+    async def problem(at: At, asked: Worker | Verifier) -> str:
         try:
             with file.source.blaming(at):
-                await asked[at].check()
+                await asked.check()
         except WorkersError as error:
             return str(error)
         return ""
 
-    problems = [found for found in await asyncio.gather(*map(problem, asked)) if found]
-    if problems:
-        raise WorkersError("\n".join(problems))
+    asked = workers | verifiers
+    found = dict(zip(asked, await asyncio.gather(*(problem(at, one) for at, one in asked.items())), strict=True))
+    unverifiable = [why for at in verifiers if (why := found[at])]
+    unreachable = {str(at[1]): why for at in workers if (why := found[at])}
+    if unverifiable or (unreachable and len(unreachable) == len(workers)):
+        raise WorkersError("\n".join([*unreachable.values(), *unverifiable]))
+    return unreachable
 
 
 Text = Annotated[str, Field(min_length=1)]
 Command = Annotated[tuple[str, ...], Field(min_length=1)]
-Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(gt=0, le=LARGEST)]
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-Some = Annotated[int, Field(ge=1, le=LARGEST)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_AMOUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
+Some = Annotated[int, Field(ge=1, le=MAX_AMOUNT)]
 
 
 class _Section(BaseModel):
@@ -144,6 +162,7 @@ class _OpenAI(_Worker, _Model):
 
 class _Command(_Worker):
     command: Command = Field(examples=["[wc, -w]"])
+    stdin: str | None = None
     cwd: Text = "."
     env: dict[str, str] = {}
     max_bytes: Some = 1_000_000
@@ -180,13 +199,26 @@ KINDS: dict[str, type[_Worker]] = {
 }
 
 
+EXPECTED = "`task_types:` and `workers:`, as in examples/workers.yaml"
+
+
 def read_workers(path: Path, *, env: Mapping[str, str] | None = None) -> WorkersFile:
     """A workers file, checked, with its workers ready; `env` holds the variables that API keys are taken from.
 
     Files that it names are read and the modules of its callables imported; nothing is connected to.
     """
     env = os.environ if env is None else env
-    source, tree = read_source(path)
+    source, tree = read_source(
+        path,
+        kind=WorkersError,
+        expected=EXPECTED,
+        loader=LoaderWithoutAliases,
+        scalar=_number_or_text,
+        check=_find_secret,
+    )
+    if not tree:
+        raise source.error((), f"is empty: expected {EXPECTED}")
+    tree = {key: value for key, value in tree.items() if value is not None}  # its lines may all be comments
     file = _parse(_File, tree, source, ())
     if file.simulated is not None:
         return _simulated(file, file.simulated, source)
@@ -229,7 +261,7 @@ def _parse(kind: type[S], value: Any, source: Source, at: At) -> S:
     try:
         return kind.model_validate_json(json.dumps(value))
     except ValidationError as error:
-        # Where one key is misspelt another may be missing: the misspelt one is told.
+        # Where one key is misspelt another may be missing: the misspelt one is reported.
         wrong = min(error.errors(include_url=False), key=lambda e: e["type"] not in UNKNOWN)
     here = (*at, *wrong["loc"])
     key, within = str(("", *here)[-1]), here[:-1]
@@ -257,19 +289,32 @@ def _keys(kind: type[_Section] | type[Limits]) -> dict[str, str]:
 
 
 def _unknown(key: str, known: Iterable[str], kind: type[_Section]) -> str:
-    """What is said about a key that does not belong there; its value is not."""
+    """The message about a key that does not belong there; it does not show the value."""
     if re.fullmatch(r"(api|access|secret)?[-_]?(key|token|secret|password|authorization)", key, re.IGNORECASE):
         return f"an API key does not belong in this file; it {NO_SECRETS}"
     others = [name for name, other in KINDS.items() if issubclass(kind, _Worker) and key in _keys(other)]
     if others:
         return f"{key!r} is for workers of kind {' or '.join(others)}: remove it, or correct `kind`"
-    return f"unknown key {key!r}{_nearest(key, known)}; known are {', '.join(known)}"
+    return f"unknown key {key!r}{nearest(key, known)}; known are {', '.join(known)}"
+
+
+def _number_or_text(value: Any, text: str) -> Any:
+    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    return value if value is None or is_number else text
+
+
+SECRET = re.compile(r"(?<![\w-])(sk|gsk|hf|ghp|xai|nvapi|pplx)[-_](?=\S*\d)[\w-]{16,}")
+NO_SECRETS = "is not shown; put it into a variable, `export NAME=…`, and write `api_key_env: NAME`"
+
+
+def _find_secret(text: str) -> str | None:
+    return f"what looks like an API key {NO_SECRETS}" if SECRET.search(text) else None
 
 
 def _simulated(file: _File, seeds: dict[str, Any], source: Source) -> WorkersFile:
     for key in ("catalogue", "task_types", "workers", "verify"):
         if key in file.model_fields_set:
-            raise source.error((key,), "stands beside `simulated`, which brings its own: remove one of them")
+            raise source.error((key,), "is there together with `simulated`, which brings its own: remove one of them")
     simulated = _parse(_Simulated, seeds, source, ("simulated",)).model_dump()
     return WorkersFile(source=source, limits=file.limits, human=file.human, simulated=simulated)
 
@@ -277,7 +322,7 @@ def _simulated(file: _File, seeds: dict[str, Any], source: Source) -> WorkersFil
 def _task_types(file: _File, source: Source) -> dict[str, _TaskType]:
     if file.catalogue is not None:
         if file.task_types:
-            raise source.error(("task_types",), "stand beside `catalogue`, which has them: remove one of them")
+            raise source.error(("task_types",), "are there twice, `catalogue` has them too: remove one of them")
         with source.blaming(("catalogue",)):
             read = read_catalogue(source.file(file.catalogue))
         types = {of.name: _TaskType(description=of.description) for of in read.task_types}
@@ -314,7 +359,7 @@ def _kind(value: Mapping[str, Any], source: Source, at: At) -> type[_Worker]:
         raise source.error(at, f"'kind' is missing: add it, one of {kinds}")
     if not isinstance(kind, str) or kind not in KINDS:
         raise source.error(
-            (*at, "kind"), f"found {shown(kind)}, expected one of {kinds}{_nearest(str(kind), KINDS)}; correct it"
+            (*at, "kind"), f"found {shown(kind)}, expected one of {kinds}{nearest(str(kind), KINDS)}; correct it"
         )
     return KINDS[kind]
 
@@ -324,7 +369,7 @@ def _check_types(named: Mapping[At, str], source: Source, types: Collection[str]
     seen: set[str] = set()
     for at, name in named.items():
         if name not in types:
-            near = _nearest(name, types) or f": expected one of {shown(sorted(types))}"
+            near = nearest(name, types) or f": expected one of {shown(sorted(types))}"
             raise source.error(at, f"{name!r} is no task type{near}; correct it, or add it to the task types")
         if name in seen:
             raise source.error(at, f"{name!r} stands there twice: keep one of them")
@@ -346,10 +391,6 @@ def _catalogue(types: Mapping[str, _TaskType], entries: Mapping[str, _Worker], s
 
 
 def _worker(name: str, entry: _Worker, source: Source, env: Mapping[str, str]) -> Worker:
-    from etude.orchestrator.workers.callable import CallableWorker
-    from etude.orchestrator.workers.command import CommandWorker
-    from etude.orchestrator.workers.recorded import RecordedWorker, read_recordings
-
     at, usd = ("workers", name), entry.usd_per_call
     if isinstance(entry, _OpenAI):
         _check_templates({(*at, "prompts", task_type): text for task_type, text in entry.prompts.items()}, source)
@@ -357,11 +398,13 @@ def _worker(name: str, entry: _Worker, source: Source, env: Mapping[str, str]) -
         return _model(name, entry, source, at, env)
     if isinstance(entry, _Command):
         _check_templates({(*at, "command", i): text for i, text in enumerate(entry.command)}, source)
+        _check_templates({(*at, "stdin"): entry.stdin or ""}, source)
         cwd = source.file(entry.cwd).resolve()
         with source.blaming(at):
             return CommandWorker(
                 name,
                 command=entry.command,
+                stdin=entry.stdin,
                 cwd=cwd,
                 env=entry.env,
                 usd_per_call=usd,
@@ -377,16 +420,12 @@ def _worker(name: str, entry: _Worker, source: Source, env: Mapping[str, str]) -
 
 
 def _check_templates(templates: Mapping[At, str], source: Source) -> None:
-    from etude.orchestrator.workers.template import Template
-
     for at, text in templates.items():
         with source.blaming(at):
             Template("the template", text)
 
 
 def _model(name: str, entry: _Model, source: Source, at: At, env: Mapping[str, str]) -> OpenAIWorker:
-    from etude.orchestrator.workers.openai import OpenAIWorker
-
     keys = {*_Model.model_fields, "prompt", "prompts"} - {"api_key_env"}
     given = {key: getattr(entry, key) for key in keys & entry.model_fields_set}
     given = {key: value for key, value in given.items() if value is not None}
@@ -409,8 +448,6 @@ def _api_key(name: str | None, source: Source, at: At, env: Mapping[str, str]) -
 
 def _import(name: str, source: Source, at: At) -> Callable[..., Any]:
     """A callable by its name, `package.module:function`, from the file's folder or from wherever Python looks."""
-    from etude.orchestrator.workers.callable import import_callable
-
     before, folder = list(sys.path), str(source.path.parent.resolve())
     sys.path.insert(0, folder)
     try:
@@ -421,8 +458,6 @@ def _import(name: str, source: Source, at: At) -> Callable[..., Any]:
 
 
 def _verifier(value: Any, source: Source, at: At, env: Mapping[str, str]) -> Verifier:
-    from etude.orchestrator.verifiers import AllOf
-
     parts = {(*at, i): part for i, part in enumerate(value)} if isinstance(value, list) else {at: value}
     checks = [check for here, part in parts.items() for check in _checks(part, source, here, env)]
     with source.blaming(at):
@@ -431,8 +466,6 @@ def _verifier(value: Any, source: Source, at: At, env: Mapping[str, str]) -> Ver
 
 def _checks(value: Any, source: Source, at: At, env: Mapping[str, str]) -> list[Verifier]:
     """The verifiers in one mapping."""
-    from etude.orchestrator.verifiers import CallableVerifier, ExitCodeVerifier, RegexVerifier, SchemaVerifier
-
     given = _parse(_Verify, value, source, at)
     for option, of in (("full", "regex"), ("timeout_s", "command")):
         if option in given.model_fields_set and getattr(given, of) is None:
@@ -480,16 +513,9 @@ def _found(command: Sequence[str], source: Source) -> list[str]:
 
 
 def _judge(value: dict[str, Any], source: Source, at: At, env: Mapping[str, str]) -> Verifier:
-    from etude.orchestrator.verifiers import DEFAULT_QUESTION, JudgeVerifier
-
     given = _parse(_Judge, value, source, at)
     question = given.question
     if "{output}" not in question:  # it takes the place of the usual one; with {output}, it is all that is asked
         question = DEFAULT_QUESTION.replace(_Judge.model_fields["question"].default, question)
     with source.blaming((*at, "question")):
         return JudgeVerifier(_model("judge", given, source, at, env), question=question, threshold=given.threshold)
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f": did you mean {close[0]!r}?" if close else ""

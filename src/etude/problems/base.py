@@ -38,7 +38,7 @@ class World(Protocol):
     device: torch.device
 
     def reset(self, seed: int) -> Obs:
-        """Start every environment anew; the same seed gives the same episodes on the same device."""
+        """Reset every environment; the same seed gives the same episodes on the same device."""
 
     def step(self, action: Action) -> Transition:
         """Advance every environment by one step."""
@@ -54,8 +54,8 @@ class World(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """What was chosen. A policy whose decision has parts, one an agent say, may give (n, parts) for credit by part."""
+class Sampled:
+    """What was chosen. A decision with parts, such as one per agent, may have (n, parts) for credit by part."""
 
     action: Action
     log_prob: Tensor  # (n,) or (n, parts)
@@ -74,7 +74,7 @@ class Evaluation:
 class Policy(Protocol):
     """A torch module that decides. `observed` updates what it knows of the scale of observations."""
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision: ...
+    def act(self, obs: Obs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Sampled: ...
 
     def choose(self, obs: Obs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Action:
         """The action of `act` alone: quicker where neither its probability nor the value is needed."""
@@ -101,7 +101,7 @@ class Actor(Protocol):
 
 
 class Problem(Protocol):
-    """A kind of decision: how to make its worlds, its policies and what they are measured beside."""
+    """A kind of decision: how to make its worlds, its policies and the baselines to compare them with."""
 
     @property
     def name(self) -> str: ...

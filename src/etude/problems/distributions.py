@@ -1,6 +1,6 @@
 """Distributions over one number of an action, each a few functions of the network's raw outputs.
 
-Parameters come in as (…, size), actions in [0, 1] go out as (…). Sampling draws from an explicit generator, so the same
+Parameters come in as (…, size), actions in [0, 1] go out as (…). Samples come from an explicit generator, so the same
 generator state gives the same actions.
 """
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 class Distribution(Protocol):
     @property
     def size(self) -> int:
-        """How many raw outputs it reads."""
+        """The number of raw outputs that parameterise it."""
 
     def sample(self, raw: Tensor, generator: Generator | None) -> Tensor: ...
 
@@ -31,7 +31,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True)
 class Threshold:
-    """Yes (1) or no (0): for numbers that are only compared with a threshold."""
+    """Bernoulli, yes (1) or no (0): for numbers that are only compared with a threshold."""
 
     size: int = 1
 
@@ -51,7 +51,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Levels:
-    """One of `size` evenly spaced proportions, 0 and 1 among them."""
+    """Categorical over `size` evenly spaced proportions from 0 to 1."""
 
     size: int = 5
 
@@ -98,7 +98,7 @@ class Beta:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A normal around the middle of [0, 1]; the world clips what falls outside, as most PPO libraries do."""
+    """A normal distribution centred in [0, 1]; the world clips samples outside, as most PPO libraries do."""
 
     size: int = 2
 
@@ -122,7 +122,7 @@ class Gaussian:
 
 
 def masked(scores: Tensor, legal: Tensor) -> Tensor:
-    """Only a mask may say never: whatever the weights, every legal choice keeps a finite score."""
+    """Scores with −inf for illegal choices; legal ones stay finite whatever the weights, so only masks exclude."""
     return finite(scores).masked_fill(~legal, -torch.inf)
 
 

@@ -1,1 +1,1 @@
-"""What can be set, read from every source."""
+"""Settings, read from every source."""

@@ -1,14 +1,13 @@
-"""Settings from every source to one checked tree in which each value knows where it came from.
+"""Reads settings from every source into one checked tree that records where each value came from.
 
-A tree is a pydantic model whose sections are the config dataclasses of the components. Of assignments to the same
-setting the last counts. Nothing is read at import.
+A tree is a pydantic model whose sections are the config dataclasses of the components. The last assignment to a
+setting wins. Nothing is read at import.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
@@ -21,12 +20,13 @@ from pydantic import BaseModel, ValidationError
 
 from etude.contracts.errors import ConfigError
 from etude.contracts.field_docs import field_docs
+from etude.files.yaml_source import Loader, read_source
 from etude.settings.words import describe
 
 FILE = "etude.yaml"
 PREFIX = "ETUDE_"
 NOT_SETTINGS = {"ETUDE_DEBUG"}
-"""Variables of ours that set nothing in a tree."""
+"""ETUDE_… variables that are not settings."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -49,7 +49,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One setting, for people."""
+    """One setting, for help texts."""
 
     key: str
     type: str
@@ -58,7 +58,7 @@ class Field:
 
 
 class Tree(Generic[Model]):
-    """What can be set, by the model that checks it."""
+    """The tree of settings of a pydantic model, which checks it."""
 
     def __init__(self, model: type[Model]) -> None:
         self.model = model
@@ -67,7 +67,7 @@ class Tree(Generic[Model]):
         tree: dict[str, Any] = {}
         origins = dict.fromkeys((field.key for field in self.fields), "default")
         for assignment in assignments:
-            self._check_key(assignment)
+            self.check_key(assignment)
             *path, name = assignment.key.split(".")
             section = tree
             for part in path:
@@ -96,7 +96,7 @@ class Tree(Generic[Model]):
         return frozenset(".".join(path[:i]) for path in parts for i in range(1, len(path)))
 
     def suggest(self, key: str) -> str:
-        """What someone probably meant: this name in another section, a close one in this, a close key or section."""
+        """A hint for an unknown key: its name in another section, or a similar name, key or section."""
         known = [field.key for field in self.fields]
         section, _, name = key.partition(".")
         here = [k.partition(".")[2] for k in known if k.startswith(f"{section}.")]
@@ -108,15 +108,13 @@ class Tree(Generic[Model]):
         return f"did you mean {guesses[0]!r}? " if guesses else ""
 
     def from_file(self, path: Path) -> Iterator[Assignment]:
-        try:
-            text = path.read_text("utf-8")
-        except FileNotFoundError as error:
-            raise ConfigError(f"--config is {str(path)!r}: there is no such file") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read ({error}): expected a YAML file in UTF-8") from error
-        tree, lines = self._read_yaml(text, path)
+        if not path.exists():
+            raise ConfigError(f"the settings file is {str(path)!r}: there is no such file")
+        expected = "sections such as `ppo:` with settings below them"
+        source, tree = read_source(path, kind=ConfigError, expected=expected)
         for key, value in self.flatten(tree):
-            yield Assignment(key, value, f"{path}, line {lines[key]}" if key in lines else str(path))
+            line = source.lines.get(tuple(key.split(".")))
+            yield Assignment(key, value, f"{path}, line {line}" if line is not None else str(path))
 
     def from_environment(self, environ: Mapping[str, str]) -> Iterator[Assignment]:
         for name in sorted(environ):
@@ -126,7 +124,7 @@ class Tree(Generic[Model]):
                     yield Assignment(found, value, name)
 
     def from_assignment(self, text: str) -> Iterator[Assignment]:
-        """Of the text after `--set`."""
+        """Assignments from the text after `--set`."""
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise ConfigError(f"--set {text!r}: expected key=value, such as `--set ppo.lr=0.001`")
@@ -134,7 +132,7 @@ class Tree(Generic[Model]):
             yield Assignment(found, inner, f"--set {key}")
 
     def flatten(self, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Sections to dotted keys. A section left empty, as when all its lines are comments, sets nothing."""
+        """Sections as dotted keys. An empty section, such as one with only comments, sets nothing."""
         for section, values in tree.items():
             yield from self._flatten_value(str(section), values)
 
@@ -148,7 +146,8 @@ class Tree(Generic[Model]):
         else:
             yield key, value
 
-    def _check_key(self, assignment: Assignment) -> None:
+    def check_key(self, assignment: Assignment) -> None:
+        """ConfigError with a suggestion for an unknown key."""
         known = [field.key for field in self.fields]
         if assignment.key in known:
             return
@@ -169,16 +168,16 @@ class Tree(Generic[Model]):
         )
 
     def _explain(self, error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:
-        """One line per wrong setting: what, where, expected what, what to do."""
-        told: set[str] = set()
+        """One line per wrong setting: its value, its source, what is expected, what to do."""
+        reported: set[str] = set()
         known = {field.key for field in self.fields}
-        misspelt = "unexpected_keyword_argument"  # told first: a missing one is then its consequence
+        misspelt = "unexpected_keyword_argument"  # reported first: a missing one is then its consequence
         for wrong in sorted(error.errors(include_url=False), key=lambda e: e["type"] != misspelt):
             path = [str(part) for part in wrong["loc"]]
             key = next(k for k in (".".join(path[:i]) for i in range(1, len(path) + 1)) if k in known)
-            if key in told:
+            if key in reported:
                 continue
-            told.add(key)
+            reported.add(key)
             inside = path[len(key.split(".")) :]
             place = key + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in inside)
             found = "is missing" if wrong["type"] == "missing" else f"is {wrong['input']!r}"
@@ -186,36 +185,6 @@ class Tree(Generic[Model]):
                 found = "is unknown"
             field = next(field for field in self.fields if field.key == key)
             yield f"{place} {found} ({origins[key]}): expected {field.type}; see `etude config explain {key}`"
-
-    def _read_yaml(self, text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-        """The tree, and the line of each dotted key."""
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            lines = dict(self._lines(node, path)) if isinstance(node, yaml.MappingNode) else {}
-            tree = {} if node is None else loader.construct_document(node)
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"{path}{_line_of(error)}: not valid YAML ({_problem(error)}): correct that line"
-            ) from error
-        finally:
-            loader.dispose()
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{path}: holds {tree!r}, expected sections such as `ppo:` with settings below them")
-        return tree, lines
-
-    def _lines(self, node: yaml.MappingNode, path: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
-        seen: set[str] = set()
-        for name, value in node.value:
-            key = f"{prefix}{name.value}"
-            if key in seen:
-                raise ConfigError(
-                    f"{path}, line {name.start_mark.line + 1}: {key!r} stands there twice: keep one of them"
-                )
-            seen.add(key)
-            yield key, name.start_mark.line + 1
-            if isinstance(value, yaml.MappingNode) and (not prefix or key in self.sections):
-                yield from self._lines(value, path, f"{key}.")
 
 
 def _fields_of(key: str, kind: Any, default: Any, doc: str) -> Iterator[Field]:
@@ -227,31 +196,11 @@ def _fields_of(key: str, kind: Any, default: Any, doc: str) -> Iterator[Field]:
         yield from _fields_of(f"{key}.{f.name}", hints[f.name], getattr(default, f.name), docs.get(f.name, ""))
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as everywhere but in YAML 1.1, and 1e6 an integer."""
-
-
-def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
-    value = float(node.value.replace("_", ""))
-    return int(value) if value.is_integer() and "." not in node.value else value
-
-
-_Loader.add_implicit_resolver(
-    "!exponent", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-_Loader.add_constructor("!exponent", _number)
-
-
 def _read_scalar(text: str, *, where: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is {text!r}: not valid YAML ({_problem(error)}); quote it if it is text") from error
-
-
-def _line_of(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f", line {mark.line + 1}" if mark else ""
 
 
 def _problem(error: yaml.YAMLError) -> str:

@@ -1,6 +1,6 @@
-"""An encoder that remembers: vectors go into a SQLite file as float16, and come out of it the next time.
+"""A cache for encoders: vectors are stored in a SQLite file as float16 and read from it the next time.
 
-Several processes may share the file. Where it cannot be read or written, the encoder works on without it.
+Several processes may share the file. Where it cannot be read or written, the encoder works without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS vectors (
 """
 PAGE_BYTES = 4096
 KEYS = 500
-"""Keys in one query: SQLite takes a limited number of parameters."""
+"""Keys per query: SQLite limits the number of parameters."""
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 class CachedEncoder:
     """The vectors of `encoder`, rounded to float16 whether they come from the file or not.
 
-    A connection lives as long as one call, so an encoder may be used by several threads and after a fork. What is
-    locked for `timeout_s` is passed over this once; what fails otherwise (damaged, or grown to `max_bytes`) is not
-    tried again. When all vectors are in the file, `encoder` is not asked at all.
+    Each call opens its own connection, so an encoder may be used by several threads and after a fork. A file that is
+    locked for `timeout_s` is skipped for this call; a file that fails otherwise (damaged, or as large as `max_bytes`)
+    is not used again. When all vectors are in the file, `encoder` is not called.
     """
 
     def __init__(self, encoder: TextEncoder, path: Path, *, timeout_s: float = 2.0, max_bytes: int = 4 * 2**30) -> None:
@@ -63,7 +63,7 @@ class CachedEncoder:
         if missing:
             made = dict(zip(missing, self.encoder.tokens(list(missing.values())), strict=True))
             rounded = {digest: _rounded(vectors) for digest, vectors in made.items()}
-            # What float16 cannot hold stays as it is, and is made again every time.
+            # Vectors that float16 cannot represent are not cached.
             kept = {digest: vectors for digest, vectors in rounded.items() if np.isfinite(vectors).all()}
             if found is not None:
                 self._write(kept)
@@ -71,7 +71,7 @@ class CachedEncoder:
         return [known[digest].copy() for digest in digests]
 
     def _read(self, digests: Sequence[bytes]) -> dict[bytes, Vectors] | None:
-        """What is there of these; None when the file is of no use now."""
+        """The cached vectors by digest; None when the file cannot be read."""
         found: dict[bytes, Vectors] = {}
         for start in range(0, len(digests), KEYS):
             some = digests[start : start + KEYS]
@@ -92,7 +92,7 @@ class CachedEncoder:
                 rows = connection.execute(query, (self.encoder.name, *parameters)).fetchall()
         except (sqlite3.Error, OSError) as error:
             self._reads = _is_locked(error)
-            log.warning("embeddings are made without %s, which cannot be read: %s", self.path, error)
+            log.warning("the embedding cache %s cannot be read, embeddings are computed: %s", self.path, error)
             return None
         return [(digest, width, data) for digest, width, crc, data in rows if _is_whole(digest, width, crc, data)]
 
@@ -107,15 +107,15 @@ class CachedEncoder:
                 connection.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?, ?)", rows)
         except (sqlite3.Error, OSError) as error:
             self._writes = _is_locked(error)
-            log.warning("embeddings are not kept in %s, which cannot be written: %s", self.path, error)
+            log.warning("the embedding cache %s cannot be written, embeddings are not cached: %s", self.path, error)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(self.path, timeout=self._timeout_s)) as connection:
-            connection.text_factory = bytes  # a damaged value may be no UTF-8
+            connection.text_factory = bytes  # a damaged value may be invalid UTF-8
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")  # a lost last transaction is only made again
+            connection.execute("PRAGMA synchronous = NORMAL")  # a lost transaction only costs computing it again
             connection.execute(SCHEMA)
             yield connection
 
@@ -125,7 +125,7 @@ def _digest(text: str) -> bytes:
 
 
 def _is_whole(digest: object, width: object, crc: object, data: object) -> bool:
-    """Whether a row is what was written: SQLite does not notice a changed byte."""
+    """Whether a row is as it was written: SQLite does not detect a changed byte."""
     if not isinstance(digest, bytes) or not isinstance(width, int) or not isinstance(data, bytes):
         return False
     return width > 0 and len(data) > 0 and len(data) % (2 * width) == 0 and crc == _crc(digest, width, data)
@@ -137,7 +137,7 @@ def _crc(digest: bytes, width: int, data: bytes) -> int:
 
 def _is_locked(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # the rest of the code says why
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # the higher bits give the reason
 
 
 def _rounded(vectors: Vectors) -> Stored:

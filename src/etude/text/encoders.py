@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
 from etude.contracts.errors import ConfigError, MissingExtraError
 from etude.contracts.ports import TextEncoder
+from etude.contracts.suggestions import did_you_mean
 from etude.text.cache import CachedEncoder
 from etude.text.endpoint import EndpointEncoder
 from etude.text.ngrams import NGramEncoder
@@ -19,8 +19,8 @@ NAMES = ("ngrams", "fast", "minilm")
 def make_encoder(name: str, cache: Path | None = None, *, api_key: str | None = None) -> TextEncoder:
     """`ngrams` needs nothing, `fast` and `minilm` a package each, `https://host/v1#model` a service and its `api_key`.
 
-    The vectors of `minilm` and of services are kept in `cache`, a file of the user's by default; the others are made
-    faster than read.
+    The vectors of `minilm` and of services are cached in the file `cache`, by default in the user's cache folder; the
+    other encoders are faster than reading a cache.
     """
     if name == "ngrams":
         return NGramEncoder()
@@ -33,9 +33,8 @@ def make_encoder(name: str, cache: Path | None = None, *, api_key: str | None = 
         if not model:
             raise ConfigError(f"encoder {name!r} names no model: expected {url}#model")
         return _cached(EndpointEncoder(url, model, api_key=api_key), cache)
-    close = difflib.get_close_matches(name.lower(), NAMES, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    raise ConfigError(f"unknown encoder {name!r}: {guess}expected one of {', '.join(NAMES)} or https://host/v1#model")
+    hint = did_you_mean(name.lower(), NAMES)
+    raise ConfigError(f"unknown encoder {name!r}: {hint}expected one of {', '.join(NAMES)} or https://host/v1#model")
 
 
 def _minilm() -> TextEncoder:
@@ -56,7 +55,9 @@ def _cached(encoder: TextEncoder, cache: Path | None) -> TextEncoder:
 def _default_cache() -> Path | None:
     folder = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        base = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"  # so says the XDG specification
+        base = (
+            Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
+        )  # the XDG specification ignores relative paths
     except RuntimeError:  # a user without a home
         return None
     return base / "etude" / "embeddings.sqlite"

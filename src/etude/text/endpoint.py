@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible embeddings service: texts go out in batches over HTTP, one vector each comes back."""
+"""An encoder for any OpenAI-compatible embeddings service: batches of texts over HTTP in, one vector per text out."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from etude.contracts.ports import Vectors
 from etude.contracts.services import authorisation, checked_url
 
 REPLY_BYTES = 2**28
-"""More than any batch takes: a reply beyond it is no list of vectors."""
-LONGEST_WAIT_S = 30.0
+"""Maximum size of a reply in bytes, more than any batch needs."""
+MAX_WAIT_S = 30.0
 
 
 class EndpointEncoder:
-    """One token per text. It connects when it is first asked, `width` included."""
+    """One token per text. It connects with the first call, also of `width`."""
 
     def __init__(
         self,
         url: str,  # …/v1 or …/v1/embeddings
         model: str,
         *,
-        api_key: str | None = None,  # sent to this URL alone; in no name, message or log
-        dimensions: int | None = None,  # asks for shorter vectors, of services that can
+        api_key: str | None = None,  # sent only to this URL; never in a name, message or log
+        dimensions: int | None = None,  # requests shorter vectors from services that support it
         batch: int = 64,  # texts in one request
-        max_bytes: int = 8000,  # of a text as UTF-8: a token takes at least one, and services take about 8,000
+        max_bytes: int = 8000,  # per text in UTF-8: a token has at least one byte, and services take about 8,000 tokens
         timeout_s: float = 30.0,
         attempts: int = 5,  # on 408, 429, 5xx and broken connections
         sleep: Callable[[float], None] = time.sleep,
@@ -61,7 +61,7 @@ class EndpointEncoder:
         return self._width
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        # Services refuse an empty text, and one that is too long.
+        # Services reject empty texts and texts that are too long.
         cut = {i: self._cut(text) for i, text in enumerate(texts) if text.strip()}
         order = list(cut)
         found: dict[int, Vectors] = {}
@@ -71,7 +71,7 @@ class EndpointEncoder:
         return [found[i] if i in found else np.zeros((1, self.width), np.float32) for i in range(len(texts))]
 
     def _cut(self, text: str) -> str:
-        known = text.strip()[: self._max_bytes].encode("utf-8", "replace")  # lone surrogates are no UTF-8
+        known = text.strip()[: self._max_bytes].encode("utf-8", "replace")  # lone surrogates are invalid in UTF-8
         return known[: self._max_bytes].decode("utf-8", "ignore")
 
     def _ask(self, texts: list[str]) -> list[Vectors]:
@@ -104,10 +104,10 @@ class EndpointEncoder:
                 if error.code not in (408, 429) and error.code < 500:
                     raise EndpointError(f"{self._shown} answered {failure}") from None
                 wait_s = max(wait_s, _retry_after_s(error))
-            except (OSError, http.client.HTTPException) as error:  # no connection, a broken one, or none in time
+            except (OSError, http.client.HTTPException) as error:  # no connection, a broken one, or a timeout
                 failure = self._readable(str(error).encode()) or type(error).__name__
-            wait_s = min(wait_s, LONGEST_WAIT_S)
-        raise EndpointError(f"{self._shown} failed {self._attempts} times, at last with {failure}")
+            wait_s = min(wait_s, MAX_WAIT_S)
+        raise EndpointError(f"{self._shown} failed {self._attempts} times, the last time with {failure}")
 
     def _readable(self, reply: bytes) -> str:
         text = reply[:2000].decode("utf-8", "replace")
@@ -115,14 +115,14 @@ class EndpointEncoder:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """urllib would send the key on to wherever a redirect leads, and the texts nowhere."""
+    """Rejects redirects: urllib would send the key to the new URL, and no texts."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def _vectors(reply: Any, count: int) -> list[Vectors]:
-    """The vectors of a reply in the order of the texts, each (1, width); ValueError when they are not all there."""
+    """The vectors of a reply in the order of the texts, each (1, width); ValueError where one is missing."""
     rows = reply.get("data") if isinstance(reply, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("expected an object with a list 'data' of objects")

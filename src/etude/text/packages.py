@@ -1,4 +1,4 @@
-"""Weights that lie inside installed packages, found without importing them: their code may need what is not there."""
+"""Files of installed packages, found without importing them: their code may need packages that are not installed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def package_file(package: str, path: str, *, missing: EtudeError) -> Path:
 
 
 def version(distribution: str) -> str:
-    """Its version, for the name of the vectors made with it."""
+    """The version of a distribution, for the names of encoders."""
     try:
         return metadata.version(distribution)
-    except metadata.PackageNotFoundError:  # copied there rather than installed
+    except metadata.PackageNotFoundError:  # copied rather than installed
         return "unknown"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from etude.contracts.ports import TextEncoder, Vectors
 
 CHUNK = 512
-"""Texts at once: the tokens of more would take gigabytes before they are averaged."""
+"""Texts per batch: the tokens of more would take gigabytes before they are averaged."""
 
 
 def sentences(encoder: TextEncoder, texts: Sequence[str]) -> Vectors:
@@ -23,6 +23,6 @@ def sentences(encoder: TextEncoder, texts: Sequence[str]) -> Vectors:
 
 
 def unit(vectors: NDArray[np.float64]) -> Vectors:
-    """Each row at length one; a row of zeros as it is. The squares of what float32 holds need float64."""
+    """Each row at unit length; zero rows stay zero. In float64, because squares of float32 values can overflow."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Static word vectors: a table look-up per token, some hundredths of a millisecond a sentence."""
+"""Static word vectors: a table look-up per token, some hundredths of a millisecond per sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENISER = "tokenizers/l2_supercat_tokenizer_config.json"
 
 
 class StaticEncoder:
-    """The vectors inside the `wordllama` wheel, as they are: a word that says more is longer."""
+    """The vectors of the `wordllama` wheel, not normalised: more informative words have longer vectors."""
 
     def __init__(self, *, max_tokens: int = 256) -> None:
         missing = MissingExtraError(needs="wordllama", extra="text")

@@ -1,4 +1,4 @@
-"""Texts to the token ids of a model, with the tokeniser that comes with its weights."""
+"""Texts to token ids, with the tokeniser that comes with a model's weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CHARACTERS = 32
-"""Characters of a text read for each token it may have: a token is seldom longer, and megabytes take seconds."""
+"""Characters that are read per token allowed: tokens are rarely longer, and tokenising megabytes takes seconds."""
 
 
 @cache
@@ -38,5 +38,5 @@ def token_ids(tokeniser: Tokenizer, texts: Sequence[str], max_tokens: int) -> li
 def _ids(tokeniser: Tokenizer, text: str) -> list[int]:
     if not text:
         return []
-    known = text.encode("utf-8", "replace").decode()  # lone surrogates are no UTF-8
+    known = text.encode("utf-8", "replace").decode()  # lone surrogates are invalid in UTF-8
     return list(tokeniser.encode(known, add_special_tokens=False).ids)

@@ -74,7 +74,7 @@ from etude.contracts.trajectory import Trajectory
 store = SqliteStore(Path("store.sqlite"))
 def keep(name, count):
     for i in range(count):
-        event = Trajectory(id=f"{name}-{i}", time=datetime.now(UTC), task="x")
+        event = Trajectory(id=f"{name}-{i}", time=datetime.now(UTC), task="x", problem="workflow")
         store.append([(event, encode(event))])
 keep("first", 1)
 """

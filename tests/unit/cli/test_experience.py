@@ -1,8 +1,9 @@
-"""`etude ingest` and `etude experience`, as somebody would use them, with what `etude.task` collects beside them."""
+"""`etude ingest` and `etude experience` as a user runs them, together with `etude.task`."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,15 +17,19 @@ import pytest
 import etude as package
 from etude.adapters.outbox import Outbox
 from etude.bootstrap import experience as wiring
-from etude.bootstrap import ingesting
+from etude.contracts.errors import ConfigError
 from etude.contracts.examples import EXAMPLES
 from etude.contracts.subjects import TRAJECTORIES, encode
 from etude.contracts.trajectory import Feedback, Trajectory
+from etude.experience.cleaning_pool import MIN_POOL_BYTES
 from tests.servers.nats import NatsServer
-from tests.tiny import etude, refused, told_json
+from tests.tiny import etude, json_output, refused
 
 NOW = datetime(2026, 11, 16, 8, 0, tzinfo=UTC)
-BASE: dict[str, Any] = json.loads(encode(EXAMPLES[Trajectory])) | {"time": "2026-11-15T08:00:00Z"}
+BASE: dict[str, Any] = json.loads(encode(EXAMPLES[Trajectory])) | {
+    "time": "2026-11-15T08:00:00Z",
+    "problem": "workflow",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +37,15 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(wiring, "now", lambda: NOW + timedelta(hours=1))
     yield
-    for collector in wiring._collectors.values():
+    for collector in wiring._collector.made.values():
         collector.bus.close()
-    wiring._collectors.clear()
+    wiring._collector.made.clear()
+
+
+@pytest.fixture
+def _real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose events are made now."""
+    monkeypatch.setattr(wiring, "now", lambda: datetime.now(UTC))
 
 
 def write(path: str, *records: Any) -> Path:
@@ -50,15 +61,15 @@ def a_trajectory(number: int, **changes: Any) -> dict[str, Any]:
 def test_a_file_is_taken_in_once(capsys: pytest.CaptureFixture[str]) -> None:
     feedback = json.loads(encode(EXAMPLES[Feedback])) | {"trajectory_id": "t-1", "stars": 1, "thumbs": "down"}
     file = write("events.jsonl", *(a_trajectory(i) for i in range(20)), "nonsense", feedback)
-    first = told_json(capsys, "ingest", file)
+    first = json_output(capsys, "ingest", file)
     assert (first["new"], first["dead_letters"]) == (21, 1)
     assert any("JSON" in reason for reason in first["reasons"])
-    again = told_json(capsys, "ingest", file)
+    again = json_output(capsys, "ingest", file)
     assert again["duplicate"] == 21
-    stats = told_json(capsys, "experience", "stats")
+    stats = json_output(capsys, "experience", "stats")
     assert (stats["trajectories"], stats["users"], stats["dead_letters"]) == (20, 3, 1)
     assert stats["rewards"] == 21  # one of them revised
-    letters = told_json(capsys, "experience", "dead-letters")
+    letters = json_output(capsys, "experience", "dead-letters")
     assert [letter["body"] for letter in letters] == ["nonsense"]
 
 
@@ -88,7 +99,7 @@ def test_pages_lead_through_everything(capsys: pytest.CaptureFixture[str]) -> No
     seen: list[str] = []
     after: list[str] = []
     while True:
-        page = told_json(capsys, "experience", "list", "--limit", "3", *after)
+        page = json_output(capsys, "experience", "list", "--limit", "3", *after)
         seen += [row["id"] for row in page["rows"]]
         if page["next"] is None:
             break
@@ -102,8 +113,8 @@ def test_what_is_exported_can_be_taken_in_elsewhere(
     etude("ingest", write("events.jsonl", *(a_trajectory(i) for i in range(6))))
     assert etude("experience", "export", "--where", "user=u1", "--out", "u1.jsonl") == 0
     monkeypatch.setenv("ETUDE_EXPERIENCE__FOLDER", "elsewhere")
-    assert told_json(capsys, "ingest", "u1.jsonl")["new"] == 2
-    assert {row["user"] for row in told_json(capsys, "experience", "list")["rows"]} == {"u1"}
+    assert json_output(capsys, "ingest", "u1.jsonl")["new"] == 2
+    assert {row["user"] for row in json_output(capsys, "experience", "list")["rows"]} == {"u1"}
 
 
 def test_a_user_is_forgotten_everywhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -112,16 +123,16 @@ def test_a_user_is_forgotten_everywhere(capsys: pytest.CaptureFixture[str], tmp_
     assert etude("dataset", "create", "--problem", "workflow", "--out", "d") == 0
     with package.task(secret, user="u0"):
         ...
-    told = told_json(capsys, "experience", "forget", "--user", "u0")
-    assert told["trajectories"] == 12
-    assert list(told["datasets"].values()) == [11]
-    assert told_json(capsys, "experience", "stats")["users"] == 2
+    result = json_output(capsys, "experience", "forget", "--user", "u0")
+    assert result["trajectories"] == 12
+    assert list(result["datasets"].values()) == [11]
+    assert json_output(capsys, "experience", "stats")["users"] == 2
     for file in (*Path(".etude").rglob("*"), *Path("d").rglob("*")):
         if file.is_file():
             assert b"quixotic-marmalade" not in file.read_bytes(), file
     assert etude("dataset", "verify", "d") == 0
-    assert told_json(capsys, "ingest", "events.jsonl")["forgotten"] == 11
-    assert told_json(capsys, "experience", "forget", "--user", "u0")["trajectories"] == 0
+    assert json_output(capsys, "ingest", "events.jsonl")["forgotten"] == 11
+    assert json_output(capsys, "experience", "forget", "--user", "u0")["trajectories"] == 0
     assert "forgotten on its user's request" in refused(capsys, "experience", "show", "t-99")
 
 
@@ -130,46 +141,59 @@ def test_forgetting_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: (_ for _ in ()).throw(SystemExit(1)))
     assert etude("experience", "forget", "--user", "u1") == 1
-    assert told_json(capsys, "experience", "stats")["trajectories"] == 1
+    assert json_output(capsys, "experience", "stats")["trajectories"] == 1
     assert etude("experience", "forget", "--user", "u1", "--yes") == 0
-    assert told_json(capsys, "experience", "stats")["trajectories"] == 0
+    assert json_output(capsys, "experience", "stats")["trajectories"] == 0
 
 
 def test_who_opted_out_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     etude("experience", "opt-out", "--user", "u1")
     with package.task("hello", user="u1") as task:
-        assert task.decide("tone", eligible=["a", "b"]).action in ("a", "b")
+        assert task.decide("tone", options=["a", "b"]).action in ("a", "b")
     assert not task.collected
-    assert told_json(capsys, "ingest", write("events.jsonl", a_trajectory(1), a_trajectory(2)))["opted_out"] == 1
-    assert told_json(capsys, "experience", "stats")["trajectories"] == 1
+    assert json_output(capsys, "ingest", write("events.jsonl", a_trajectory(1), a_trajectory(2)))["opted_out"] == 1
+    assert json_output(capsys, "experience", "stats")["trajectories"] == 1
     etude("experience", "opt-out", "--user", "u1", "--undo")
-    assert told_json(capsys, "ingest", "events.jsonl")["new"] == 1
+    assert json_output(capsys, "ingest", "events.jsonl")["new"] == 1
 
 
 def test_dead_letters_are_replayed_when_they_can_be_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = a_trajectory(1) | {"type": "agent.rl.trajectory.v2", "instruction": "tidy up"}
-    told = told_json(capsys, "ingest", write("events.jsonl", newer))
-    assert told["dead_letters"] == 1
-    assert "upgrade it" in next(iter(told["reasons"]))
-    again = told_json(capsys, "experience", "replay-dead-letters")
+    result = json_output(capsys, "ingest", write("events.jsonl", newer))
+    assert result["dead_letters"] == 1
+    assert "upgrade it" in next(iter(result["reasons"]))
+    again = json_output(capsys, "experience", "replay-dead-letters")
     assert again == {"replayed": 1, "dead_letter": 1}
     ahead = a_trajectory(2) | {"time": (NOW + timedelta(days=2)).isoformat()}
-    told_json(capsys, "ingest", write("ahead.jsonl", ahead))
+    json_output(capsys, "ingest", write("ahead.jsonl", ahead))
     monkeypatch.setattr(wiring, "now", lambda: NOW + timedelta(days=2))
-    assert told_json(capsys, "experience", "replay-dead-letters") == {"replayed": 2, "new": 1, "dead_letter": 1}
+    assert json_output(capsys, "experience", "replay-dead-letters") == {"replayed": 2, "new": 1, "dead_letter": 1}
 
 
 def test_the_hook_and_the_commands_meet(capsys: pytest.CaptureFixture[str]) -> None:
     with package.task("mail ana@example.com", user="u1", group="free") as task:
-        choice = task.decide("tone", {"hour": 9}, eligible=["formal", "casual"])
+        choice = task.decide("tone", {"hour": 9}, options=["formal", "casual"])
         task.turn(observation="a draft", action=choice, result="sent")
     assert package.feedback(task.id, thumbs="up", stars=5)
-    story = told_json(capsys, "experience", "show", task.id)
+    story = json_output(capsys, "experience", "show", task.id)
     assert story["trajectory"]["task"] == "mail [EMAIL_1]"
+    assert story["trajectory"]["problem"] == "choice:tone"
     assert [reward.get("revision", 0) for reward in story["rewards"]] == [0, 1]
-    assert told_json(capsys, "reward", "explain", task.id)["reward"]["trajectory_id"] == task.id
+    assert json_output(capsys, "reward", "explain", task.id)["reward"]["trajectory_id"] == task.id
+
+
+def test_a_decision_of_your_own_may_have_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with package.task("route it") as task:
+        task.decide("model", options=["small", "large"])
+    with package.task("nothing to decide"):
+        ...
+    found = json_output(capsys, "experience", "list")["rows"]
+    assert sorted(row["problem"] for row in found) == ["choice:model", "task"]
+    unset = pytest.raises(ConfigError, match=r"experience\.policies\.allocation is not set")
+    with package.task("route it") as task, unset:
+        task.decide("allocation")
 
 
 def test_a_workflow_is_decided_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,25 +202,27 @@ def test_a_workflow_is_decided_and_logged(capsys: pytest.CaptureFixture[str]) ->
         task.turn(action=plan, result="done")
     assert plan.policy == "rules"
     assert [set(node) for node in plan.action] == [{"task_type", "worker", "dependencies"}] * len(plan.action)
-    story = told_json(capsys, "experience", "show", task.id)
+    story = json_output(capsys, "experience", "show", task.id)
     logged = story["trajectory"]["decisions"]
     assert len(logged) == len(plan.action) + 1  # and stop
     assert all(decision["propensity"] == 1.0 and decision["eligible"] for decision in logged)
 
 
+@pytest.mark.usefixtures("_real_time")
 def test_execution_logs_are_trajectories(capsys: pytest.CaptureFixture[str]) -> None:
     assert etude("collect", "--num-executions", "8", "--explore", "0.2", "--out", "logs") == 0
-    assert told_json(capsys, "ingest", "logs/executions.jsonl")["new"] == 8
-    stats = told_json(capsys, "experience", "stats")
+    assert json_output(capsys, "ingest", "logs/executions.jsonl")["new"] == 8
+    stats = json_output(capsys, "experience", "stats")
     assert stats["groups"][0]["policy"] == "rules+0.2"
     assert stats["decisions"] > 20
     Path("logs/catalogue.json").unlink()
     assert "catalogue.json: does not exist" in refused(capsys, "ingest", "logs/executions.jsonl")
 
 
+@pytest.mark.usefixtures("_real_time")
 def test_a_run_is_a_trajectory_where_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     etude("run", "rules", "Summarise the report and mail it to Bob", "--experience")
-    stats = told_json(capsys, "experience", "stats")
+    stats = json_output(capsys, "experience", "stats")
     assert (stats["trajectories"], stats["groups"][0]["policy"]) == (1, "rules")
 
 
@@ -205,10 +231,10 @@ def test_large_files_are_redacted_on_all_cores(capsys: pytest.CaptureFixture[str
     filling = "no harm in this. " * 12_000
     lines = [a_trajectory(i, task=f"mail person{i}@example.com {filling}") for i in range(60)]
     file = write("events.jsonl", *lines[:50], "nonsense", *lines[50:])
-    assert file.stat().st_size > ingesting.WORTH
+    assert file.stat().st_size > MIN_POOL_BYTES
     command = [sys.executable, "-m", "etude.cli", "ingest", str(file), "--json"]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
-    assert (told["new"], told["dead_letters"]) == (60, 1)
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+    assert (result["new"], result["dead_letters"]) == (60, 1)
     assert {json.loads(line)["task"][:14] for line in exported(capsys)} == {"mail [EMAIL_1]"}
 
 
@@ -217,12 +243,12 @@ def exported(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return Path("all.jsonl").read_text().splitlines()
 
 
-def test_mistakes_are_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no such file" in refused(capsys, "ingest", "nowhere.jsonl")
     assert "there is no trajectory 'x'" in refused(capsys, "experience", "show", "x")
     assert "did you mean 'problem='" in refused(capsys, "experience", "stats", "--where", "problm=a")
     assert "retention_days" in refused(capsys, "experience", "expire")
-    for variable, value, told in [
+    for variable, value, message in [
         ("BUS", "kafka://x", "expected `embedded` or nats://"),
         ("STORE", "postgres://x", "expected `embedded` or"),
         ("KEEP_KINDS", "[shoe]", "expected some of"),
@@ -231,7 +257,7 @@ def test_mistakes_are_told(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     ]:
         with monkeypatch.context() as changed:
             changed.setenv(f"ETUDE_EXPERIENCE__{variable}", value)
-            assert told in refused(capsys, "ingest", write("e.jsonl", a_trajectory(1))), variable
+            assert message in refused(capsys, "ingest", write("e.jsonl", a_trajectory(1))), variable
 
 
 def test_three_lines_bring_it_to_a_broker(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -239,7 +265,7 @@ def test_three_lines_bring_it_to_a_broker(capsys: pytest.CaptureFixture[str], tm
     try:
         Path("etude.yaml").write_text(f"experience:\n  bus: {server.url}\n")
         file = write("events.jsonl", *(a_trajectory(i) for i in range(10)), "nonsense")
-        assert told_json(capsys, "ingest", file)["sent"] == 11
+        assert json_output(capsys, "ingest", file)["sent"] == 11
         code = "import etude\nwith etude.task('hello', user='u9'):\n  ..."
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
         outbox = Outbox(Path(".etude/outbox.sqlite"))
@@ -247,13 +273,13 @@ def test_three_lines_bring_it_to_a_broker(capsys: pytest.CaptureFixture[str], tm
         outbox.close()
         worker = subprocess.Popen([sys.executable, "-m", "etude.cli", "experience", "work"], stderr=subprocess.DEVNULL)
         try:
-            until(lambda: told_json(capsys, "experience", "stats")["trajectories"] == 11)
+            until(lambda: json_output(capsys, "experience", "stats")["trajectories"] == 11)
         finally:
             worker.terminate()
             worker.wait(timeout=30)
-        assert [letter["body"] for letter in told_json(capsys, "experience", "dead-letters")] == ["nonsense"]
-        told = told_json(capsys, "experience", "forget", "--user", "u9")
-        assert (told["trajectories"], told["messages"]) == (1, 2)  # the trajectory and its reward
+        assert [letter["body"] for letter in json_output(capsys, "experience", "dead-letters")] == ["nonsense"]
+        result = json_output(capsys, "experience", "forget", "--user", "u9")
+        assert (result["trajectories"], result["messages"]) == (1, 2)  # the trajectory and its reward
     finally:
         server.stop()
 
@@ -263,3 +289,49 @@ def until(holds: Any, *, seconds: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_everything_that_is_written_is_private(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = os.umask(0o022)
+    try:
+        file = write("events.jsonl", *(a_trajectory(i) for i in range(20)), "nonsense")
+        there = set(tmp_path.rglob("*"))
+        assert etude("ingest", file) == 0
+        assert etude("experience", "export", "--out", "out.jsonl") == 0
+        problem = "workflow"
+        assert etude("dataset", "create", "--problem", problem, "--out", "datasets/a") == 0
+    finally:
+        os.umask(before)
+    made = set(tmp_path.rglob("*")) - there
+    assert {".etude/experience.sqlite", "out.jsonl", "datasets/a/manifest.json"} <= {
+        str(path.relative_to(tmp_path)) for path in made
+    }
+    assert {path: oct(path.stat().st_mode) for path in made if path.stat().st_mode & 0o077} == {}
+
+
+@pytest.mark.parametrize(
+    "setting", ["bus: 'natz://me:s3cret@broker:4222'", "store: 'clickhose://me:s3cret@host/db'", "bus: 'me:s3cret@b'"]
+)
+def test_a_mistyped_url_does_not_show_its_password(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("etude.yaml").write_text(f"experience: {{{setting}}}")
+    message = refused(capsys, "experience", "stats")
+    assert "s3cret" not in message
+    assert "expected `embedded` or" in message
+
+
+def test_schemas_are_exported_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert etude("schemas", "export", tmp_path / "contracts") == 0
+    assert etude("schemas", "export", tmp_path / "contracts", "--check") == 0
+    (tmp_path / "contracts" / "topics.json").write_text("{}")
+    message = refused(capsys, "schemas", "export", tmp_path / "contracts", "--check")
+    assert "topics.json is not what the code says" in message
+
+
+def test_forgetting_a_user_reaches_execution_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = tmp_path / "logs"
+    for user in ("ana", "ben"):
+        etude("run", "rules", "Summarise the report", "--log", logs, "--user", user)
+        capsys.readouterr()
+    assert json_output(capsys, "experience", "forget", "--user", "ana")["executions"] == 1
+    lines = [json.loads(line) for line in (logs / "executions.jsonl").read_text().splitlines()]
+    assert [line["user"] for line in lines] == ["ben"]

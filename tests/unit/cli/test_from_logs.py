@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from etude.bootstrap.from_logs import make_from_logs
-from etude.bootstrap.planner import load_planner, read_beginning
-from etude.learning.checkpoint import checkpoints, read_checkpoint
-from etude.learning.runs import RunFolder
-from etude.settings.tree import resolve
+from etude.bootstrap.runs import make_request, start_run
+from etude.learning.artefact import write_artefact
+from etude.learning.checkpoint import TENSORS, checkpoints, read_checkpoint
+from etude.learning.from_logs import FromLogs
+from etude.learning.run import Run
+from etude.learning.run_folder import RunFolder, find_policy
+from etude.problems.workflow.artefact import load_planner, read_pretrained
+from etude.problems.workflow.office.scenarios import generate
 from tests.office import first_phase
-from tests.tiny import etude, refused, told_json
+from tests.tiny import etude, json_output, refused
 
 Captured = pytest.CaptureFixture[str]
 FAST = [f"--set=from_logs.{name}.epochs=2" for name in ("ppo", "rloo", "dpo")]
@@ -31,13 +34,9 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def logs(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What that planner did, drawing lots: 15 requests, four times each."""
+    """What that planner did, sampling: 15 requests, four times each."""
     folder = tmp_path_factory.mktemp("logs")
-    from etude.bootstrap.orchestration import make_workplace, settings_of
-
-    office = make_workplace(None, settings=settings_of(str(first))).office
-    assert office is not None
-    (folder / "asked.txt").write_text("\n".join(office.scenarios.instructions[:15]) + "\n")
+    (folder / "asked.txt").write_text("\n".join(generate(0, 100).instructions[:15]) + "\n")
     asked = ("--num-executions", "60", "--instructions", folder / "asked.txt")
     assert etude("collect", "--policy", first, "--explore", "1", *asked, "--out", folder / "log", "--json") == 0
     return folder / "log"
@@ -58,53 +57,148 @@ def created(out: Path, *more: str) -> Path:
     return out
 
 
+def output(capsys: Captured, *args: str | Path) -> str:
+    capsys.readouterr()
+    assert etude(*args) == 0
+    return capsys.readouterr().out
+
+
 def learn(dataset: Path, first: Path, out: str, *more: str) -> list[str | Path]:
     return ["train", "workflow", "--dataset", dataset, "--checkpoint", first, "--out", out, *FAST, *more]
 
 
+def test_dpo_finds_pairs_in_a_dataset_with_the_default_reward(
+    logs: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Its rewards are between 0 and 1."""
+    monkeypatch.chdir(tmp_path)
+    assert etude("ingest", logs / "executions.jsonl") == 0
+    assert etude("reward", "rescore", "--version", "1") == 0
+    assert etude("dataset", "create", "--problem", "workflow", "--shares", "0.6,0.3,0.1", "--out", "d") == 0
+    assert json_output(capsys, *learn(Path("d"), first, "runs/a", "--algorithm", "dpo"))["stopped"] == "budget"
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo", "dpo"])
 def test_each_algorithm_makes_another_planner(algorithm: str, dataset: Path, first: Path, capsys: Captured) -> None:
-    told = told_json(capsys, *learn(dataset, first, "runs/a", "--algorithm", algorithm))
-    assert (told["epochs"], told["stopped"]) == (2, "epochs")
-    before, after = read_beginning(first)[0], read_beginning(Path("runs/a"))[0]
+    result = json_output(capsys, *learn(dataset, first, "runs/a", "--algorithm", algorithm))
+    assert (result["epochs"], result["stopped"]) == (2, "budget")
+    before, after = read_pretrained(find_policy(first))[0], read_pretrained(find_policy(Path("runs/a")))[0]
     assert any(not torch.equal(before.weights[name], after.weights[name]) for name in before.weights)
     assert load_planner(Path("runs/a")).plan("Summarise the report.").nodes
     config = RunFolder(Path("runs/a")).config()
     assert config["algorithm"] == algorithm
-    assert config["dataset"]["reward"] == 2
+    assert config["dataset"]["reward"] == "2"
+    assert find_policy(Path("runs/a")).manifest.parent == find_policy(first).version
+    assert Path("runs/a/start/manifest.json").read_bytes() == (find_policy(first).path / "manifest.json").read_bytes()
     rows = RunFolder(Path("runs/a")).read_metrics()
     assert [row["step"] for row in rows] == [0, 1, 2]
-    assert rows[0]["overlap_ess"] > 0.9  # who logged is who learns
+    assert rows[0]["overlap_ess"] > 0.9  # the behaviour policy is the one that learns
     assert all(0 < row["ess"] <= 1.001 for row in rows[1:])
-    for command in (("runs", "show", "runs/a"), ("runs", "list", "runs"), ("runs", "plot", "runs/a")):
+    for command in (("runs", "show", "runs/a"), ("runs", "list", "runs")):
         assert etude(*command) == 0
-    assert etude("evaluate", "runs/a", "--episodes", "4") == 0
+    compared = json_output(capsys, "evaluate", "runs/a", "--episodes", "4")  # its logs are of the simulated office
+    assert {"phase 1", "oracle"} <= set(compared["baselines"])
 
 
-def test_without_a_checkpoint_it_is_who_logged(dataset: Path, first: Path, capsys: Captured) -> None:
-    shutil.copytree(first, "runs/who")
-    shown = told_json(capsys, "dataset", "show", dataset)
+def test_it_says_what_it_learned_and_what_may_be_next(dataset: Path, first: Path, capsys: Captured) -> None:
+    assert etude(*learn(dataset, first, "runs/a", "--algorithm", "rloo")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "runs/a: learning by rloo from logged decisions on cpu"
+    passes = [line for line in lines if line.startswith("pass")]
+    assert [line.split()[:2] for line in passes] == [["pass", "1"], ["pass", "2"]]
+    assert all("effective" in line and "KL to them" in line for line in passes)
+    assert any(line.startswith("best estimate: ") and line.endswith(" before") for line in lines)
+    assert lines[-1].startswith("next: etude evaluate runs/a --dataset DATASET ")
+
+
+def test_the_report_of_a_run_from_logs(dataset: Path, first: Path, capsys: Captured) -> None:
+    assert etude(*learn(dataset, first, "runs/a", "--algorithm", "rloo", "--quiet")) == 0
+    assert etude("runs", "plot", "runs/a", "--episodes", "4") == 0
+    assert Path("runs/a/report.html").read_text("utf-8").lstrip().lower().startswith("<!doctype html")
+
+
+# Off-policy evaluation
+
+
+def test_a_policy_is_judged_on_the_test_split(dataset: Path, first: Path, logs: Path, capsys: Captured) -> None:
+    result = json_output(capsys, "evaluate", first, "--dataset", dataset)
+    assert result["run"] == str(first)
+    assert result["dataset"]["reward"] == "2"
+    assert {"behaviour", "estimates", "difference", "overlap"} <= result.keys()
+    assert result["answer"] in ("not distinguishable", "cannot tell")  # it is the behaviour policy itself
+    assert result["difference"]["mean"] == pytest.approx(0, abs=0.5)
+    shown = output(capsys, "evaluate", first, "--dataset", dataset)
+    count = json_output(capsys, "dataset", "show", dataset)["counts"]["splits"]["test"]
+    assert f"{first}: judged on {count} logged trajectories that no policy learned from" in shown
+    assert "95 % interval" in shown
+    own = json_output(capsys, "evaluate", first, "--dataset", dataset, "--catalogue", logs / "catalogue.json")
+    assert own == result
+
+
+def test_a_policy_far_from_the_logs_cannot_be_judged(dataset: Path, first: Path, capsys: Captured) -> None:
+    shutil.copytree(first, "far")
+    artefact = find_policy(Path("far"))
+    tensors = {name: value * 4 if value.is_floating_point() else value for name, value in artefact.tensors().items()}
+    about: dict[str, Any] = {
+        name: getattr(artefact.manifest, name) for name in artefact.manifest.__struct_fields__ if name != "files"
+    }
+    files = {name: artefact.file(name) for name in artefact.manifest.files if name != TENSORS}
+    about.pop("format", None)
+    write_artefact(artefact.path, tensors=tensors, files=files, about=about)
+    shown = output(capsys, "evaluate", "far", "--dataset", dataset)
+    assert "trajectories cannot tell whether the policy is better." in shown
+    assert json_output(capsys, "evaluate", "far", "--dataset", dataset)["answer"] == "cannot tell"
+
+
+def test_what_cannot_be_judged_on_a_dataset(
+    dataset: Path, first: Path, finished: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert "is no dataset" in refused(capsys, "evaluate", first, "--dataset", "nowhere")
+    message = refused(capsys, "evaluate", finished, "--dataset", dataset)
+    assert "the problem 'allocation' does not read logged decisions" in message
+    both = refused(capsys, "evaluate", first, "--dataset", dataset, "--data", "x.json")
+    assert "give one of data, replay and dataset" in both
+    create: list[Any] = ["dataset", "create", "--problem", "workflow", "--reward-version", "2"]
+    assert etude(*create, "--shares", "0.6,0.4,0", "--out", "untested") == 0
+    assert "no trajectories in its test split" in refused(capsys, "evaluate", first, "--dataset", "untested")
+
+
+def test_without_a_checkpoint_it_continues_from_the_behaviour_policy(
+    dataset: Path, first: Path, capsys: Captured
+) -> None:
+    """Its version is that of its content, whatever its folder is called."""
+    shutil.copytree(first, "runs/any name")
+    shown = json_output(capsys, "dataset", "show", dataset)
     (version,) = shown["counts"]["policies"]
-    assert version.partition("@")[0] == first.name
-    told = refused(capsys, "train", "workflow", "--dataset", dataset, "--out", "elsewhere/a", *FAST)
-    assert "no run below elsewhere is one that logged this dataset" in told
-    # Its version has the run's name in it: under another name it is not found, under its own it is.
-    shutil.move("runs/who", f"runs/{first.name}")
+    assert version.startswith(find_policy(first).version)
+    message = refused(capsys, "train", "workflow", "--dataset", dataset, "--out", "elsewhere/a", *FAST)
+    assert "elsewhere has the policy that logged this dataset" in message
+    assert "as the checkpoint" in message
     assert etude("train", "workflow", "--dataset", dataset, "--out", "runs/a", *FAST) == 0
+    assert find_policy(Path("runs/a")).manifest.parent == find_policy(first).version
 
 
 @pytest.mark.parametrize("weighed", [[], ["--prioritise", "1"]])
-def test_interrupted_it_goes_on_to_the_same_weights(weighed: list[str], dataset: Path, first: Path) -> None:
+def test_interrupted_it_continues_to_the_same_weights(weighed: list[str], dataset: Path, first: Path) -> None:
     dataset = created(Path("w"), *weighed)
     whole = weights(dataset, first, Path("whole"))
-    given = [flag.removeprefix("--set=") for flag in FAST if "--set" in flag]
-    settings = resolve(assignments=[*given, "run.device=cpu"]).settings
-    training = make_from_logs(settings, Path("parts"), str(dataset), "rloo", checkpoint=first)
-    next(training.epochs())
+    next(begun(dataset, first, "parts").updates())
     resumed = weights(dataset, first, Path("parts"))
     assert resumed.keys() == whole.keys()
     for name, value in resumed.items():
         assert torch.equal(value, whole[name]), name
+
+
+def begun(dataset: Path, first: Path, out: str) -> Run:
+    """A run by rloo that a test drives."""
+    given = [flag.removeprefix("--set=") for flag in FAST if "--set" in flag]
+    inputs = {"dataset": str(dataset), "algorithm": "rloo", "checkpoint": first, "device": "cpu"}
+    return start_run(make_request("workflow", out=Path(out), inputs=inputs, assignments=given))
+
+
+def learner_of(run: Run) -> FromLogs:
+    assert isinstance(run.learner, FromLogs)
+    return run.learner
 
 
 def weights(dataset: Path, first: Path, out: Path) -> dict[str, torch.Tensor]:
@@ -112,22 +206,19 @@ def weights(dataset: Path, first: Path, out: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(checkpoints(out / "checkpoints")[-1])[0]
 
 
-def test_trajectories_that_weigh_differently_are_drawn_anew_each_pass_and_alike_within_one(
+def test_trajectories_with_weights_are_sampled_again_in_each_pass_and_alike_within_one(
     dataset: Path, first: Path
 ) -> None:
-    settings = resolve(assignments=["run.device=cpu"]).settings
-    training = make_from_logs(
-        settings, Path("a"), str(created(Path("w"), "--prioritise", "1")), "rloo", checkpoint=first
-    )
+    learner = learner_of(begun(created(Path("w"), "--prioritise", "1"), first, "a"))
 
-    def drawn(shards: Any) -> list[float]:
+    def sampled(shards: Any) -> list[float]:
         return [reward for logged in shards() for reward in logged.reward.tolist()]
 
-    once, aside = drawn(training.train), drawn(training.held_out)
-    assert drawn(training.train) == once  # the check of overlap lays two passes side by side
-    training.learner.epoch = 1
-    assert drawn(training.train) != once
-    assert drawn(training.held_out) == aside  # estimates are of the same trajectories
+    once, held_out = sampled(learner.train), sampled(learner.held_out)
+    assert sampled(learner.train) == once  # the check of overlap compares two passes
+    learner.algorithm.epoch = 1
+    assert sampled(learner.train) != once
+    assert sampled(learner.held_out) == held_out  # estimates are of the same trajectories
 
 
 def test_trajectories_that_people_decided_are_left_out(logs: Path, first: Path, capsys: Captured) -> None:
@@ -141,18 +232,16 @@ def test_trajectories_that_people_decided_are_left_out(logs: Path, first: Path, 
     assert etude("ingest", "people/executions.jsonl") == 0
     assert etude("reward", "rescore", "--version", "2") == 0
     dataset = created(Path("p"))
-    training = make_from_logs(
-        resolve(assignments=["run.device=cpu"]).settings, Path("a"), str(dataset), "rloo", checkpoint=first
-    )
-    told = [logged for shards in (training.train, training.held_out) for logged in shards()]
-    assert all(bool((logged.lengths > 0).all()) for logged in told)
-    assert 0 < sum(len(logged.reward) for logged in told) <= len(lines[1::2])
+    learner = learner_of(begun(dataset, first, "a"))
+    read = [logged for shards in (learner.train, learner.held_out) for logged in shards()]
+    assert all(bool((logged.lengths > 0).all()) for logged in read)
+    assert 0 < sum(len(logged.reward) for logged in read) <= len(lines[1::2])
 
 
 def test_one_pass_of_ppo_is_a_planner(dataset: Path, first: Path, capsys: Captured) -> None:
     """The value warms up in it, and nothing comes after."""
-    told = told_json(capsys, *learn(dataset, first, "runs/a", "--set=from_logs.ppo.epochs=1"))
-    assert told["epochs"] == 1
+    result = json_output(capsys, *learn(dataset, first, "runs/a", "--set=from_logs.ppo.epochs=1"))
+    assert result["epochs"] == 1
     assert load_planner(Path("runs/a")).plan("Summarise the report.").nodes
 
 
@@ -175,19 +264,19 @@ def test_shuffled_propensities_are_refused(logs: Path, first: Path, capsys: Capt
 
 
 def test_what_was_forgotten_is_not_learned_from(dataset: Path, first: Path, capsys: Captured) -> None:
-    copy = shutil.copytree(dataset, "copy")  # of which nobody knows
+    copy = shutil.copytree(dataset, "copy")  # that the store does not know
     assert etude("experience", "export", "--out", "all.jsonl") == 0
     events = [json.loads(line) | {"user": "u1"} for line in Path("all.jsonl").read_text().splitlines()]
     Path("named.jsonl").write_text("\n".join(map(json.dumps, events)))
     Path("etude.yaml").write_text("experience: {folder: other}\n")  # a store that knows whose they are
-    assert told_json(capsys, "ingest", "named.jsonl")["new"] == len(events)
-    assert told_json(capsys, "experience", "forget", "--user", "u1")["trajectories"] == len(events)
+    assert json_output(capsys, "ingest", "named.jsonl")["new"] == len(events)
+    assert json_output(capsys, "experience", "forget", "--user", "u1")["trajectories"] == len(events)
     capsys.readouterr()
     assert etude(*learn(Path(copy), first, "runs/none", "--algorithm", "rloo")) == 2
     assert "nothing is left to learn from" in capsys.readouterr().err
 
 
-def test_who_learned_from_whom_is_remembered(dataset: Path, first: Path, capsys: Captured) -> None:
+def test_which_policy_learned_from_which_dataset_is_remembered(dataset: Path, first: Path, capsys: Captured) -> None:
     assert etude(*learn(dataset, first, "runs/a", "--algorithm", "dpo")) == 0
     from etude.bootstrap.experience import open_store
     from etude.experience.forgetting import policies
@@ -196,24 +285,24 @@ def test_who_learned_from_whom_is_remembered(dataset: Path, first: Path, capsys:
     (record,) = policies(store)
     store.close()
     assert record.run == "runs/a"
-    assert record.version.startswith("a@")
+    assert record.version == find_policy(Path("runs/a")).version
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (["--algorithm", "sarsa"], "expected one of ppo, rloo, dpo"),
-        (["--episodes", "3"], "--episodes does not go with --dataset"),
-        (["--data", "x.json"], "--data does not go with --dataset"),
+        (["--episodes", "3"], "episodes does not go with a dataset"),
+        (["--data", "x.json"], "data does not go with a dataset"),
     ],
 )
-def test_mistakes(more: list[str], told: str, capsys: Captured) -> None:
-    assert told in refused(capsys, "train", "workflow", "--dataset", "d", *more)
+def test_mistakes(more: list[str], message: str, capsys: Captured) -> None:
+    assert message in refused(capsys, "train", "workflow", "--dataset", "d", *more)
 
 
 def test_datasets_that_are_none_or_of_something_else(dataset: Path, first: Path, capsys: Captured) -> None:
     assert "is no dataset" in refused(capsys, *learn(Path("nowhere"), first, "runs/a"))
-    assert "--algorithm goes with --dataset" in refused(capsys, "train", "workflow", "--algorithm", "dpo")
+    assert "algorithm goes with a dataset" in refused(capsys, "train", "workflow", "--algorithm", "dpo")
     create: list[Any] = ["dataset", "create", "--problem", "workflow", "--reward-version", "2"]
     assert etude(*create, "--shares", "1,0,0", "--out", "all") == 0
     assert "no trajectories in its validation split" in refused(capsys, *learn(Path("all"), first, "runs/a"))

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import etude as package
-from etude.cli import app, main
+from etude.cli import COMMANDS, Commands, app, main
+from etude.cli.lazy import Entry, LazyGroup
 from tests.tiny import etude
 
 Captured = pytest.CaptureFixture[str]
@@ -33,8 +39,45 @@ def test_the_version_is_the_packages() -> None:
     assert f'version = "{package.__version__}"' in project
 
 
-def test_demo_is_among_the_commands() -> None:
-    assert "demo" in {command.name for command in app.registered_commands}
+def test_help_lists_every_command_with_what_it_does(capsys: Captured) -> None:
+    assert etude("--help") == 0
+    stdout = capsys.readouterr().out
+    for name, entry in COMMANDS.items():
+        assert f" {name} " in stdout
+        assert entry.help.split(";")[0].removesuffix(".")[:40] in stdout
+    assert "demo" in COMMANDS
+
+
+@pytest.mark.parametrize("args", [["--help"], ["train", "--help"], ["runs", "--help"], ["nonsense"]])
+def test_help_imports_nothing_heavy(args: list[str]) -> None:
+    heavy = "('torch', 'scipy', 'pandas', 'pydantic', 'yaml')" if args == ["--help"] else "('scipy', 'pandas')"
+    code = "import sys; from etude.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += f"print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("given", "meant"), [(["trian"], "train"), (["train", "workflw"], "workflow")])
+def test_a_misspelt_command_or_problem_gets_a_guess(given: list[str], meant: str, capsys: Captured) -> None:
+    assert etude(*given) == 2
+    assert f"Did you mean '{meant}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained(name: str) -> None:
+    """Also those that a problem's spec brings."""
+    found = dict(options(name, Commands.load(get_command(app), name)))
+    assert found
+    assert [path for path, option in found.items() if not getattr(option, "help", None)] == []
+
+
+def options(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Of a command and, in a group, of those below it."""
+    for option in command.params:
+        yield f"{path} {option.name}", option
+    for name in command.list_commands(None) if isinstance(command, TyperGroup) else ():
+        load = command.load if isinstance(command, LazyGroup) else partial(command.get_command, None)
+        yield from options(f"{path} {name}", load(name))
 
 
 @pytest.mark.parametrize("args", [["nonsense"], ["train", "allocation", "--agents", "many"], ["evaluate"]])
@@ -50,25 +93,25 @@ def test_an_unexpected_error_has_a_traceback_only_for_those_who_ask(
     def broken() -> None:
         raise ZeroDivisionError("one\ntwo")
 
-    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
-    app.command("broken")(broken)
+    monkeypatch.setattr(f"{__name__}.broken", broken, raising=False)
+    monkeypatch.setitem(COMMANDS, "broken", Entry(f"{__name__}:broken", "Fails."))
     if debug:
         monkeypatch.setenv("ETUDE_DEBUG", "1")
         with pytest.raises(ZeroDivisionError):
             main(["broken"])
         return
     assert etude("broken") == 1
-    told = capsys.readouterr().err
-    assert "ZeroDivisionError: one" in told
-    assert "ETUDE_DEBUG=1" in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "ZeroDivisionError: one" in message
+    assert "ETUDE_DEBUG=1" in message
+    assert "Traceback" not in message
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     assert etude("train", "allocation", "--out", "/proc/nowhere/a", "--quiet") == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: /proc/nowhere")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: /proc/nowhere")
+    assert message.count("\n") == 1
 
 
 def test_a_missing_library_names_the_extra(tmp_path: Path) -> None:

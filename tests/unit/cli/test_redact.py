@@ -19,10 +19,10 @@ def run(text: str | bytes, *args: str) -> Result:
 
 
 def test_text_goes_to_stdout_and_reasons_to_stderr() -> None:
-    told = run("mail a@b.com, A@b.com; card 4111 1111 1111 1111\n")
-    assert told.exit_code == 0, told.output
-    assert told.stdout == "mail [EMAIL_1], [EMAIL_1]; card [CARD_1]\n"
-    rows = [line.rstrip().split(maxsplit=3) for line in told.stderr.splitlines()]
+    result = run("mail a@b.com, A@b.com; card 4111 1111 1111 1111\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "mail [EMAIL_1], [EMAIL_1]; card [CARD_1]\n"
+    rows = [line.rstrip().split(maxsplit=3) for line in result.stderr.splitlines()]
     assert rows == [
         ["kind", "placeholder", "count", "why"],
         ["email", "[EMAIL_1]", "2", "it is an e-mail address"],
@@ -31,14 +31,14 @@ def test_text_goes_to_stdout_and_reasons_to_stderr() -> None:
 
 
 def test_nothing_to_redact() -> None:
-    told = run("all is well")
-    assert (told.stdout, told.stderr) == ("all is well", "nothing to redact\n")
+    result = run("all is well")
+    assert (result.stdout, result.stderr) == ("all is well", "nothing to redact\n")
     assert run("").stdout == ""
 
 
 def test_json() -> None:
-    told = run('{"password": "hunter2"}', "--json")
-    assert json.loads(told.stdout) == {
+    result = run('{"password": "hunter2"}', "--json")
+    assert json.loads(result.stdout) == {
         "text": '{"password": "[PASSWORD_1]"}',
         "removed": [
             {
@@ -49,7 +49,7 @@ def test_json() -> None:
             }
         ],
     }
-    assert told.stderr == ""
+    assert result.stderr == ""
     assert json.loads(run(b"\xff", "--json").stdout)["text"] == "�"
 
 

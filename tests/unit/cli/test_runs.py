@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from etude.cli.display import number
-from etude.learning.runs import RunFolder
-from etude.learning.showcase import read_plans
+from etude.learning.run_folder import RunFolder
+from etude.problems.workflow.showcase import read_plans
 from tests.language import trained_run
 from tests.tiny import etude
 
@@ -32,18 +32,18 @@ def test_list_shows_every_run_and_its_state(finished: Path, tmp_path: Path, caps
     (tmp_path / "broken" / "config.json").write_text("{")
     with RunFolder(tmp_path / "busy").locked():
         assert etude("runs", "list", tmp_path) == 0
-    told = capsys.readouterr()
-    states = {Path(line.split()[0]).name: line for line in told.out.splitlines()[1:]}
+    captured = capsys.readouterr()
+    states = {Path(line.split()[0]).name: line for line in captured.out.splitlines()[1:]}
     assert "finished: budget" in states["ended"]
     assert states["left"].rstrip().endswith("interrupted")
     assert states["busy"].rstrip().endswith("training")
     assert "unreadable" in states["broken"]
-    assert f"{tmp_path}/broken/config.json: not valid JSON" in told.err
+    assert f"{tmp_path}/broken/config.json: not valid JSON" in captured.err
     assert all(word in states["ended"] for word in ("allocation document 4×10", "960"))
 
 
 def test_list_of_nothing_says_how_to_begin(tmp_path: Path, capsys: Captured) -> None:
-    assert "etude train allocation" in output(capsys, "runs", "list")
+    assert "`etude train` makes one" in output(capsys, "runs", "list")
     assert str(tmp_path / "x") in output(capsys, "runs", "list", tmp_path / "x")
 
 
@@ -55,30 +55,30 @@ def test_list_needs_no_torch(finished: Path) -> None:
     assert done.stdout.endswith("False\n")
 
 
-def test_show_tells_settings_progress_evaluations_and_warnings(finished: Path, capsys: Captured) -> None:
-    told = output(capsys, "runs", "show", finished)
-    lines = told.splitlines()
+def test_show_has_settings_progress_evaluations_and_warnings(finished: Path, capsys: Captured) -> None:
+    stdout = output(capsys, "runs", "show", finished)
+    lines = stdout.splitlines()
     assert "finished: budget" in lines[0]
-    assert "step 960 of 960" in lines[1]
+    assert "allocation document 4×10: 960 steps of 960" in lines[1]
     settings = {line.split()[0]: line.split()[1:] for line in lines if "." in line.split(" ")[0]}
     assert settings["ppo.envs"] == ["16", "256"]
     assert settings["health.kl_max"][0] == "1e-12"
     assert "ppo.lr" not in settings
     evaluations = [row for row in RunFolder(finished).read_metrics() if "eval_return" in row]
-    assert all(f"{number(row['eval_return'])} " in told for row in evaluations)
-    assert all(f" {row['eval_completion_rate']:.1%} " in told for row in evaluations)
-    assert "success" not in told
-    assert told.count("★") == 1
-    assert "warning: kl_blow_up at step 320" in told
-    assert "what to do:" in told
+    assert all(f"{number(row['eval_return'])} " in stdout for row in evaluations)
+    assert all(f" {row['eval_completion_rate']:.1%} " in stdout for row in evaluations)
+    assert "success" not in stdout
+    assert stdout.count("★") == 1
+    assert "warning: kl_blow_up at step 320" in stdout
+    assert "what to do:" in stdout
 
 
 def test_show_of_a_run_just_begun(finished: Path, tmp_path: Path, capsys: Captured) -> None:
     run = tmp_path / "new"
     RunFolder(run).open(json.loads((finished / "config.json").read_text()))
-    told = output(capsys, "runs", "show", run)
-    assert "interrupted" in told
-    assert "step 0 of 960" in told
+    stdout = output(capsys, "runs", "show", run)
+    assert "interrupted" in stdout
+    assert "0 steps of 960" in stdout
 
 
 def test_plot_writes_the_report(finished: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -98,15 +98,15 @@ def test_plot_of_a_planner_shows_its_epochs_and_plans(
     run = trained_run(tmp_path_factory)
     page = tmp_path / "page.html"
     assert output(capsys, "runs", "plot", run, "--out", page).strip() == str(page)
-    told = page.read_text("utf-8")
+    stdout = page.read_text("utf-8")
     rows = RunFolder(run).read_metrics()
     best = max(row["validation_score"] for row in rows if "validation_score" in row)
-    assert f"<b>{best:.3f}</b>" in told
+    assert f"<b>{best:.3f}</b>" in stdout
     shown = read_plans(RunFolder(run))
     assert len(shown) == 6
-    assert all(entry.instruction in told for entry in shown)
-    assert told.count("<h3>after 1 epoch</h3>") == told.count("<h3>expert</h3>") == 6
-    assert told.count("data-node") == sum(len(plan.nodes) for entry in shown for plan in entry.plans.values())
+    assert all(entry.instruction in stdout for entry in shown)
+    assert stdout.count("<h3>after 1 epoch</h3>") == stdout.count("<h3>expert</h3>") == 6
+    assert stdout.count("data-node") == sum(len(plan.nodes) for entry in shown for plan in entry.plans.values())
     assert not (run / "report.html").exists()
 
 

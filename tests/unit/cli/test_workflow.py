@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from etude.learning.imitation import Epoch, ImitationTraining
-from etude.problems.workflow.catalogue import Catalogue, read_catalogue
+from etude.learning.run_folder import RunFolder, find_policy
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.artefact import read_catalogue_of
+from etude.problems.workflow.imitation import ImitationLearner
 from tests.language import CATALOGUE, WORDS, command, trained_run, write_data
-from tests.tiny import etude, refused, told_json
+from tests.tiny import etude, json_output, refused
 
 Captured = pytest.CaptureFixture[str]
 REVERSED = Catalogue(task_types=CATALOGUE.task_types[::-1], workers=CATALOGUE.workers)
@@ -34,30 +36,33 @@ def test_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Training
 
 
-def test_training_tells_every_epoch_and_how_it_ended(tmp_path: Path, capsys: Captured) -> None:
+def test_training_reports_every_epoch_and_how_it_ended(tmp_path: Path, capsys: Captured) -> None:
     data, _ = write_data(tmp_path)
     assert etude(*command(data, tmp_path / "run", num_epochs="2", final_epochs="1")) == 0
-    told = capsys.readouterr()
-    lines = told.out.splitlines()
-    assert "learning from 74 examples, 6 kept aside, on cpu" in lines[0]
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert "learning from 74 examples, 6 held out, on cpu" in lines[0]
     assert [line.split()[1] for line in lines if line.startswith("epoch ")] == ["1", "2", "3"]
     assert all(word in lines[1] for word in ("loss", "node F1", "link F1", "accuracy", "★"))
-    assert lines[3].endswith("on all examples")
+    assert "on all examples" in lines[3]
     assert "stopped after 3 epochs" in lines[4]
-    assert "(epochs)" in lines[4]
-    assert f"etude evaluate {tmp_path}/run" in lines[5]
-    assert told.err == ""
+    assert "the budget is used up" in lines[4]
+    assert lines[5].startswith("best validation score: ")
+    assert lines[-1].startswith(f"next: etude evaluate {tmp_path}/run --data test.json   etude runs plot ")
+    assert lines[-1].endswith(f'etude plan {tmp_path}/run "…"')
+    assert captured.err == ""
 
 
 def test_json_goes_to_stdout_and_the_rest_to_stderr(tmp_path: Path, capsys: Captured) -> None:
     data, _ = write_data(tmp_path, 10)
     settings = {"num_epochs": "1", "final_epochs": "0", "synthetic_augmentations": "0"}
     assert etude(*command(data, tmp_path / "run", "--json", **settings)) == 0
-    told = capsys.readouterr()
-    ended = json.loads(told.out)
-    assert (ended["stopped"], ended["epochs"], ended["resumed"]) == ("epochs", 1, False)
+    captured = capsys.readouterr()
+    ended = json.loads(captured.out)
+    assert (ended["stopped"], ended["epochs"], ended["resumed"]) == ("budget", 1, False)
+    assert (ended["best_epoch"], ended["validation_score"]) == (1, ended["best_score"])
     assert ended["run"] == str(tmp_path / "run")
-    assert "node F1" in told.err
+    assert "node F1" in captured.err
 
 
 def test_several_files_each_with_its_catalogue(tmp_path: Path) -> None:
@@ -71,14 +76,14 @@ def test_several_files_each_with_its_catalogue(tmp_path: Path) -> None:
     other.write_bytes(msgspec.json.encode(renamed))
     more = ("--data", second, "--catalogue", catalogue, "--catalogue", other, "--quiet")
     assert etude(*command(first, tmp_path / "run", *more, num_epochs="1", final_epochs="0")) == 0
-    kept = read_catalogue(tmp_path / "run" / "catalogue.json")
+    kept = read_catalogue_of(find_policy(tmp_path / "run"))
     assert {t.name for t in kept.task_types} == {*WORDS, *(f"{name} more" for name in WORDS)}
 
 
 def test_a_finished_run_says_how_it_ended_and_changes_nothing(run: Path, capsys: Captured) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    told = told_json(capsys, *command(run.parent / "train.json", run))
-    assert (told["resumed"], told["epochs"], told["stopped"]) == (True, 14, "epochs")
+    result = json_output(capsys, *command(run.parent / "train.json", run))
+    assert (result["resumed"], result["epochs"], result["stopped"]) == (True, 14, "budget")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -99,7 +104,7 @@ def test_what_training_cannot_begin_with(tmp_path: Path, capsys: Captured) -> No
     data, catalogue = write_data(tmp_path)
     out = tmp_path / "run"
     both = refused(capsys, *command(data, out, "--catalogue", catalogue, "--catalogue", catalogue))
-    assert "there are 1 --data and 2 --catalogue" in both
+    assert "there are 1 data files and 2 catalogues" in both
     assert "none.json: cannot be read" in refused(capsys, *command(tmp_path / "none.json", out))
     assert "none.json: cannot be read" in refused(capsys, *command(tmp_path / "elsewhere" / "none.json", out))
     assert "unknown encoder 'ngram'" in refused(capsys, *command(data, out, "--encoder", "ngram"))
@@ -130,37 +135,39 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path, capsys: Captured
 # Evaluation
 
 
-def test_evaluation_beside_the_experts(run: Path, test_data: Path, capsys: Captured) -> None:
-    told = told_json(capsys, "evaluate", run, "--data", test_data)
-    assert {"run", "data", "examples", "node_f1", "link_f1", "accuracy", "validity", "latency_ms"} <= told.keys()
-    assert told["examples"] == 10
-    assert told["validity"] == 1.0
-    assert 0.5 < told["node_f1"] <= 1
+def test_evaluation_compared_with_the_experts(run: Path, test_data: Path, capsys: Captured) -> None:
+    result = json_output(capsys, "evaluate", run, "--data", test_data)
+    assert {"run", "data", "examples", "node_f1", "link_f1", "accuracy", "validity", "latency_ms"} <= result.keys()
+    assert result["examples"] == 10
+    assert result["validity"] == 1.0
+    assert 0.5 < result["node_f1"] <= 1
     for name in ("node_f1", "link_f1", "accuracy"):
-        low, high = told[f"{name}_ci95"]
-        assert low <= told[name] <= high
-    assert 0 < told["latency_ms"]["p50"] <= told["latency_ms"]["p99"]
+        low, high = result[f"{name}_ci95"]
+        assert low <= result[name] <= high
+    assert 0 < result["latency_ms"]["p50"] <= result["latency_ms"]["p99"]
     assert etude("evaluate", run, "--data", test_data) == 0
     shown = capsys.readouterr().out
     assert "10 instructions" in shown
-    assert f"{told['node_f1']:.3f}" in shown
+    assert f"{result['node_f1']:.3f}" in shown
     assert "validity" in shown
 
 
 def test_evaluation_by_another_catalogue(run: Path, test_data: Path, tmp_path: Path, capsys: Captured) -> None:
-    before = told_json(capsys, "evaluate", run, "--data", test_data)
+    before = json_output(capsys, "evaluate", run, "--data", test_data)
     (tmp_path / "reversed.json").write_bytes(msgspec.json.encode(REVERSED))
     records = json.loads(test_data.read_text())
     for record in records:
         record["targets"]["task_types"] = [5 - i for i in record["targets"]["task_types"]]
     data = tmp_path / "data.json"
     data.write_text(json.dumps(records))
-    after = told_json(capsys, "evaluate", run, "--data", data, "--catalogue", tmp_path / "reversed.json")
+    after = json_output(capsys, "evaluate", run, "--data", data, "--catalogue", tmp_path / "reversed.json")
     assert [after[name] for name in ("node_f1", "link_f1")] == [before[name] for name in ("node_f1", "link_f1")]
 
 
 def test_what_cannot_be_evaluated(run: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert "a planner of phase 1 is measured on expert workflows, --data" in refused(capsys, "evaluate", run)
+    alone = refused(capsys, "evaluate", run)
+    assert "did not learn in a simulated world: measure a planner on data, expert workflows" in alone
+    assert "a router on replay, recorded outcomes" in alone
     assert "cannot be read" in refused(capsys, "evaluate", run, "--data", tmp_path / "none.json")
     (tmp_path / "bad.json").write_text('[{"instruction": "x"}]')
     assert "record 0" in refused(capsys, "evaluate", run, "--data", tmp_path / "bad.json")
@@ -170,7 +177,7 @@ def test_what_cannot_be_evaluated(run: Path, tmp_path: Path, capsys: Captured) -
 
 
 def test_a_plan_as_json_as_a_table_and_drawn(run: Path, tmp_path: Path, capsys: Captured) -> None:
-    plan = told_json(capsys, "plan", run, TEXT)
+    plan = json_output(capsys, "plan", run, TEXT)
     assert plan["instruction"] == TEXT
     kinds = [node["task_type"] for node in plan["nodes"]]
     assert set(kinds) <= set(WORDS)
@@ -186,7 +193,7 @@ def test_a_plan_as_json_as_a_table_and_drawn(run: Path, tmp_path: Path, capsys: 
     assert drawn.startswith("<svg")
     assert all(kind in drawn for kind in kinds)
 
-    again = told_json(capsys, "plan", run, TEXT, "--svg", tmp_path / "again.svg")
+    again = json_output(capsys, "plan", run, TEXT, "--svg", tmp_path / "again.svg")
     assert again == plan
     assert (tmp_path / "again.svg").read_text() == drawn
 
@@ -196,22 +203,22 @@ def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 def test_an_instruction_from_stdin(run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = told_json(capsys, "plan", run, TEXT)
+    expected = json_output(capsys, "plan", run, TEXT)
     stdin(monkeypatch, TEXT.encode())
-    assert told_json(capsys, "plan", run, "-") == expected
+    assert json_output(capsys, "plan", run, "-") == expected
 
 
 def test_a_plan_under_another_catalogue(run: Path, tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "now.json"
     file.write_bytes(msgspec.json.encode(CATALOGUE.withdrawn("mail", "quick")))
-    plan = told_json(capsys, "plan", run, "Please translate the letter, then mail it", "--catalogue", file)
+    plan = json_output(capsys, "plan", run, "Please translate the letter, then mail it", "--catalogue", file)
     assert {node["worker"] for node in plan["nodes"]} == {"careful"}
     assert "mail" not in [node["task_type"] for node in plan["nodes"]]
 
 
 @pytest.mark.parametrize("instruction", ["总结这份报告", "🙂", "x" * 100_000, "[red]mail[/] it", "\udcff mail"])
 def test_odd_instructions_are_planned_too(run: Path, instruction: str, tmp_path: Path, capsys: Captured) -> None:
-    assert told_json(capsys, "plan", run, instruction)["instruction"] == instruction
+    assert json_output(capsys, "plan", run, instruction)["instruction"] == instruction
     assert etude("plan", run, instruction, "--svg", tmp_path / "plan.svg") == 0
 
 
@@ -220,9 +227,9 @@ def test_bytes_that_are_no_text_are_planned_or_refused(
 ) -> None:
     stdin(monkeypatch, b"\xff\xfe\x00 mail \x80")
     code = etude("plan", run, "-", "--json")
-    told = capsys.readouterr()
-    assert code in (0, 2), told.err
-    assert "unexpected" not in told.err
+    captured = capsys.readouterr()
+    assert code in (0, 2), captured.err
+    assert "unexpected" not in captured.err
 
 
 def test_what_cannot_be_planned(run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,11 +245,14 @@ def test_what_cannot_be_planned(run: Path, tmp_path: Path, capsys: Captured, mon
 
 
 def test_a_run_of_another_problem_makes_no_plans(finished: Path, capsys: Captured) -> None:
-    assert "problem 'allocation', expected 'workflow'" in refused(capsys, "plan", finished, TEXT)
+    message = refused(capsys, "plan", finished, TEXT)
+    assert "is a policy of 'allocation' that does not plan: give a run of `etude train workflow`" in message
 
 
-def test_a_training_checkpoint_is_no_planner(run: Path, capsys: Captured) -> None:
-    refused(capsys, "plan", next((run / "checkpoints").iterdir()), TEXT)
+def test_a_checkpoint_and_an_artefact_anywhere_plan_too(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert json_output(capsys, "plan", max((run / "checkpoints").iterdir()), TEXT)["instruction"] == TEXT
+    shutil.copytree(find_policy(run).path, tmp_path / "anywhere")
+    assert json_output(capsys, "plan", tmp_path / "anywhere", TEXT) == json_output(capsys, "plan", run, TEXT)
 
 
 WORKERS = {"workers": [{"name": "small", "usd_per_call": 0.001}, {"name": "large", "usd_per_call": 0.01}]}
@@ -266,19 +276,25 @@ def test_who_answers_what_is_learned_from_recorded_outcomes(tmp_path: Path, caps
     out = tmp_path / "run"
     flags = ["--phase", "2", "--replay", outcomes, "--encoder", "ngrams", "--out", out]
     assert etude("train", "workflow", *flags) == 0
-    capsys.readouterr()
+    shown = capsys.readouterr().out
+    assert "learning who answers what from 40 queries" in shown
+    assert "alone, large would be best" in shown
+    assert shown.splitlines()[-1] == f"next: etude evaluate {out} --replay outcomes.jsonl"
+    ended = json_output(capsys, "train", "workflow", *flags)  # finished: it says so again
+    assert (ended["run"], ended["best_single"], ended["queries"]) == (str(out), "large", 40)
+    assert ended["unit_usd"] > 0
     assert etude("evaluate", out, "--replay", outcomes, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["score"] == told["baselines"]["oracle"]["score"] == 1.0
-    assert told["best_single_worker"] == "large"
-    assert told["at_best_single"]["score"] == 1.0
-    assert told["at_best_single"]["cost_share"] == pytest.approx(0.55)  # half of them at a tenth of the price
-    assert len(told["curve"]) > 2
+    result = json.loads(capsys.readouterr().out)
+    assert result["score"] == result["baselines"]["oracle"]["score"] == 1.0
+    assert result["best_single_worker"] == "large"
+    assert result["at_best_single"]["score"] == 1.0
+    assert result["at_best_single"]["cost_share"] == pytest.approx(0.55)  # half of them at a tenth of the price
+    assert len(result["curve"]) > 2
     assert etude("evaluate", out, "--replay", outcomes) == 0
     assert "policy at best_single's score" in capsys.readouterr().out
     assert etude("runs", "show", out) == 0
-    assert "chooses workers, it does not plan" in refused(capsys, "plan", out, TEXT)
-    assert "--data, a router on outcomes, --replay" in refused(capsys, "evaluate", out)
+    assert "does not plan" in refused(capsys, "plan", out, TEXT)
+    assert "a router on replay, recorded outcomes" in refused(capsys, "evaluate", out)
 
 
 def test_what_each_score_costs_is_drawn(tmp_path: Path, capsys: Captured) -> None:
@@ -286,16 +302,13 @@ def test_what_each_score_costs_is_drawn(tmp_path: Path, capsys: Captured) -> Non
     out, page = tmp_path / "<run>", tmp_path / "new" / "curve.html"
     flags = ["--phase", "2", "--replay", outcomes, "--encoder", "ngrams", "--out", out]
     assert etude("train", "workflow", *flags) == 0
-    advice = refused(capsys, "runs", "plot", out)
-    assert f"`etude evaluate {out} --replay outcomes.jsonl --plot curve.html`" in advice
-    assert not (out / "report.html").exists()
     capsys.readouterr()
     assert etude("evaluate", out, "--replay", outcomes, "--plot", page) == 0
     assert f"drawn in {page}" in capsys.readouterr().out
     drawn = page.read_text("utf-8")
-    told = told_json(capsys, "evaluate", out, "--replay", outcomes, "--plot", page)  # JSON alone on stdout
+    result = json_output(capsys, "evaluate", out, "--replay", outcomes, "--plot", page)  # JSON alone on stdout
     assert page.read_text("utf-8") == drawn
-    assert f"<title>AIQ {told['aiq']:.4f} · cost and quality of &lt;run&gt;</title>" in drawn
+    assert f"<title>AIQ {result['aiq']:.4f} · cost and quality of &lt;run&gt;</title>" in drawn
     assert all(f">{name}</span>" in drawn for name in ("policy", "best_single", "cheapest", "random", "oracle"))
     for wrong in (tmp_path / "curve.svg", tmp_path / "curve", tmp_path):
         assert "expected the name of a page" in refused(capsys, "evaluate", out, "--replay", outcomes, "--plot", wrong)
@@ -303,8 +316,10 @@ def test_what_each_score_costs_is_drawn(tmp_path: Path, capsys: Captured) -> Non
 
 
 def test_only_choices_on_outcomes_are_drawn(run: Path, finished: Path, test_data: Path, capsys: Captured) -> None:
-    for flags in ([run, "--data", test_data], [run], [finished], [finished, "--replay", test_data]):
+    for flags in ([run, "--data", test_data], [run], [finished]):
         assert "--plot goes with --replay" in refused(capsys, "evaluate", *flags, "--plot", "curve.html")
+    message = refused(capsys, "evaluate", finished, "--replay", test_data, "--plot", "curve.html")
+    assert "is a policy of 'allocation', which is not measured on replay" in message
     assert not Path("curve.html").exists()
 
 
@@ -312,7 +327,8 @@ def test_outcomes_cannot_be_chosen_by_a_planner_nor_learned_from_a_broken_file(
     run: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     outcomes, _ = write_outcomes(tmp_path, 4)
-    assert "was trained on expert workflows" in refused(capsys, "evaluate", run, "--replay", outcomes)
+    expected = refused(capsys, "evaluate", run, "--replay", outcomes)
+    assert "is not a router: give a run that learned from recorded outcomes" in expected
     outcomes.write_text('{"instruction": "x"\n')
     message = refused(capsys, "train", "workflow", "--phase", "2", "--replay", outcomes, "--out", tmp_path / "run")
     assert "line 1" in message
@@ -324,27 +340,72 @@ def test_flags_of_the_other_phase_are_refused(run: Path, tmp_path: Path, capsys:
     out = tmp_path / "run"
     both = ["--data", data, "--replay", outcomes, "--out", out]
     assert "give one of them" in refused(capsys, "train", "workflow", "--phase", "2", *both)
-    assert "are for --phase 2" in refused(capsys, "train", "workflow", "--phase", "1", *both)
-    assert "are for --phase 2" in refused(capsys, *command(data, out, "--checkpoint", run))
+    assert "are for phase 2" in refused(capsys, "train", "workflow", "--phase", "1", *both)
+    assert "are for phase 2" in refused(capsys, *command(data, out, "--checkpoint", run))
+    assert "phase is 3: expected 1, learning from experts, or 2" in refused(capsys, "train", "workflow", "--phase", "3")
     assert not out.exists()
+
+
+METHODS = [
+    (["--method", "sarsa"], "does not learn by 'sarsa': expected one of imitate, practise, from-logs, route"),
+    (
+        ["--method", "imitate", "--phase", "2", "--checkpoint", "x"],
+        "the method is 'imitate', but the other options are of",
+    ),
+    (["--method", "from-logs"], "the method is 'from-logs', but the other options are of 'imitate'"),
+    (["--method", "route"], "needs a checkpoint, the planner to continue from, or replay, recorded outcomes"),
+    (["--method", "practise"], "needs a checkpoint"),
+    (["--method", "practise", "--replay", "x"], "the method is 'practise', but the other options are of 'route'"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), METHODS)
+def test_a_method_and_the_other_options_agree(flags: list[str], message: str, capsys: Captured) -> None:
+    assert message in refused(capsys, "train", "workflow", *flags)
+
+
+def test_a_method_may_stand_for_its_phase(tmp_path: Path, capsys: Captured) -> None:
+    outcomes, _ = write_outcomes(tmp_path, 40)
+    flags = ["--method", "route", "--replay", outcomes, "--encoder", "ngrams", "--out", tmp_path / "run"]
+    assert json_output(capsys, "train", "workflow", *flags)["best_single"] == "large"
+
+
+def test_a_router_reads_text_as_the_planner_it_is_given(run: Path, tmp_path: Path) -> None:
+    outcomes, _ = write_outcomes(tmp_path, 40)
+    out = tmp_path / "run"
+    flags = ["--phase", "2", "--replay", outcomes, "--checkpoint", run, "--out", out, "--quiet"]
+    assert etude("train", "workflow", *flags) == 0
+    assert RunFolder(out).config()["planner"]["encoder"] == "ngrams"
+
+
+def test_the_document_preset_reaches_the_run(tmp_path: Path) -> None:
+    data, _ = write_data(tmp_path, 10)
+    short = {"synthetic_augmentations": "0", "final_epochs": "0"}
+    more = ("--preset", "document", "--epochs", "1", "--quiet")
+    flags = [part for part in command(data, tmp_path / "run", *more, **short) if "learning_rate" not in str(part)]
+    flags = [part for i, part in enumerate(flags) if part != "--set" or flags[i + 1 : i + 2] != ["--set"]]
+    assert etude(*flags) == 0
+    phases = RunFolder(tmp_path / "run").config()["training"]
+    assert (phases["phase1_supervised"]["learning_rate"], phases["phase1_supervised"]["train_data_size"]) == (1e-4, 300)
+    assert (phases["phase2_rl"]["num_episodes"], phases["phase2_rl"]["learning_rate"]) == (1000, 3e-5)
 
 
 def test_an_interrupted_training_says_how_to_go_on(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, _ = write_data(tmp_path)
-    whole = ImitationTraining._one
+    whole = ImitationLearner.advance
 
-    def interrupted(training: ImitationTraining, progress: Any) -> Epoch:
-        if training.number == 2:
+    def interrupted(learner: ImitationLearner, report: Any) -> dict[str, float]:
+        if learner.step == 2:
             raise KeyboardInterrupt
-        return whole(training, progress)
+        return whole(learner, report)
 
-    monkeypatch.setattr(ImitationTraining, "_one", interrupted)
+    monkeypatch.setattr(ImitationLearner, "advance", interrupted)
     assert etude(*command(data, tmp_path / "run")) == 130
     assert "The same command resumes at step 2" in capsys.readouterr().out
     monkeypatch.undo()
     assert etude(*command(data, tmp_path / "run")) == 0
-    assert "resuming after epoch 2" in capsys.readouterr().out
+    assert "resuming after 2 epochs" in capsys.readouterr().out
     assert etude(*command(data, tmp_path / "run")) == 0
     assert "already finished" in capsys.readouterr().out

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.contracts.bus import message_of
+from etude.contracts.deployment import ModelDeployed
 from etude.contracts.errors import EventError
 from etude.contracts.examples import EXAMPLES
 from etude.contracts.schemas import FOLDER, REGISTRY, schema_files
 from etude.contracts.subjects import MAX_BYTES, STREAMS, TOPICS, decode, encode, stream_of, subject_of
+from etude.contracts.training import TrainingRequest, TrainingStatus
 from etude.contracts.trajectory import Event, Trajectory
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +49,7 @@ def test_the_subjects_are_those_of_the_document_with_its_retention() -> None:
 
 def test_the_files_are_as_the_code_says() -> None:
     for name, text in schema_files().items():
-        assert (ROOT / "contracts" / name).read_text("utf-8") == text, "write it anew: etude schemas export contracts/"
+        assert (ROOT / "contracts" / name).read_text("utf-8") == text, "write it again: etude schemas export contracts/"
     written = {path.relative_to(ROOT / "contracts").as_posix() for path in (ROOT / "contracts").rglob("*.json")}
     assert written == set(schema_files())
 
@@ -96,6 +98,57 @@ def test_what_the_schema_forbids_is_refused_where_it_stands(change: dict[str, An
             jsonschema.Draft202012Validator(schema_of(Trajectory)).validate(raw)
 
 
+def changed(event: type[Event], **change: Any) -> bytes:
+    return json.dumps(json.loads(encode(EXAMPLES[event])) | change).encode()
+
+
+@pytest.mark.parametrize("event", [Trajectory, TrainingRequest, TrainingStatus, ModelDeployed])
+def test_the_problem_is_required(event: type[Event]) -> None:
+    raw = json.loads(encode(EXAMPLES[event]))
+    del raw["problem"]
+    with pytest.raises(EventError, match="problem"):
+        decode(json.dumps(raw).encode())
+
+
+POLICIES = ["5d41402abc4b2a76", "5d41402abc4b2a76+sampled", "rules", "rules+0.3", "router-7"]
+PLACES = ["runs/a", "runs/a/best/step-000000001200", "s3://bucket/policy", "file:policy", "a@b", "..", "", "a b"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_are_named_by_version(policy: str) -> None:
+    for body in (
+        changed(TrainingRequest, policy=policy),
+        changed(ModelDeployed, policy=policy, replaces=policy, traffic={policy: 1.0}),
+        changed(TrainingStatus, artifacts=[{"name": "policy", "version": policy, "sha256": "0" * 64}]),
+    ):
+        decode(body)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_policies_are_named_by_no_path_and_no_url(place: str) -> None:
+    for body in (
+        changed(TrainingRequest, policy=place),
+        changed(ModelDeployed, policy=place),
+        changed(ModelDeployed, replaces=place),
+        changed(ModelDeployed, traffic={place: 1.0}),
+        changed(TrainingStatus, artifacts=[{"name": "policy", "version": place, "sha256": "0" * 64}]),
+        changed(TrainingStatus, artifacts=[{"name": "policy", "sha256": place}]),
+    ):
+        with pytest.raises(EventError, match="schema"):
+            decode(body)
+
+
+def test_every_trigger_method_and_stage_can_be_said() -> None:
+    for trigger in ("threshold", "schedule", "drift", "feedback", "regression", "manual"):
+        decode(changed(TrainingRequest, trigger=trigger))
+    for method in ("practise", "imitate", "from-logs", "fit", "one-of-your-own"):
+        decode(changed(TrainingRequest, method=method, algorithm=None))
+    for stage in ("shadow", "canary", "hold", "experiment", "full", "rolled_back"):
+        decode(changed(ModelDeployed, stage=stage))
+    with pytest.raises(EventError, match="trigger"):
+        decode(changed(TrainingRequest, trigger="whim"))
+
+
 @events
 def test_fields_of_a_later_etude_are_ignored_at_every_depth(event: Event) -> None:
     raw = json.loads(encode(event))
@@ -114,7 +167,13 @@ def test_a_newer_version_is_refused_with_what_to_do() -> None:
 def test_older_versions_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it will be when there is a version 3: every migration knows two neighbours only."""
     raw = json.loads(encode(EXAMPLES[Trajectory]))
-    oldest = {"type": "agent.rl.trajectory.v0", "id": "a", "started": raw["time"], "instruction": "tidy up"}
+    oldest = {
+        "type": "agent.rl.trajectory.v0",
+        "id": "a",
+        "started": raw["time"],
+        "instruction": "tidy up",
+        "problem": "task",
+    }
     with pytest.raises(EventError, match="older version that this Etude has no migration for"):
         decode(json.dumps(oldest).encode())
 

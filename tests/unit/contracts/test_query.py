@@ -45,7 +45,7 @@ def test_as_people_write_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("problm=workflow", "did you mean 'problem='"),
         ("reward=3", "reward>="),
@@ -59,6 +59,6 @@ def test_as_people_write_it() -> None:
         ("problem=a; drop table", "cannot read"),
     ],
 )
-def test_what_is_wrong_is_told(text: str, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_a_wrong_query_says_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         parse(text)

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from etude.contracts.errors import StoreError
 from etude.contracts.reward import Baseline
-from etude.experience.baselines import LARGEST, YOUNG, Baselines, Method, Window, certainty, compared
+from etude.experience.baselines import MAX_MAGNITUDE, MIN_COUNT, Baselines, Method, Window, certainty, compared
 
-numbers = st.floats(-1e6, 1e6) | st.floats(-LARGEST, LARGEST) | st.sampled_from([0.0, -0.0, 5e-324, 1e150, -1e150])
+numbers = (
+    st.floats(-1e6, 1e6)
+    | st.floats(-MAX_MAGNITUDE, MAX_MAGNITUDE)
+    | st.sampled_from([0.0, -0.0, 5e-324, 1e150, -1e150])
+)
 
 
 @given(st.lists(numbers, min_size=1, max_size=60), st.integers(1, 20))
@@ -29,6 +33,10 @@ def test_a_window_is_what_its_last_numbers_are(values: list[float], size: int) -
         assert zscore.std == pytest.approx(statistics.pstdev(last), rel=1e-9, abs=1e-150)  # squares below are no floats
 
 
+def test_numbers_that_are_all_the_same_do_not_deviate() -> None:
+    assert Window(100, [0.1] * 50).baseline("zscore").std == 0.0
+
+
 def test_an_outlier_that_left_leaves_nothing_behind() -> None:
     calm = [math.sin(i) for i in range(50)]
     window = Window(50, [1e120, *calm])
@@ -36,7 +44,7 @@ def test_an_outlier_that_left_leaves_nothing_behind() -> None:
 
 
 @given(st.lists(numbers, max_size=40), st.lists(numbers, min_size=1, max_size=10))
-def test_read_back_it_goes_on_as_if_never_written(before: list[float], after: list[float]) -> None:
+def test_read_back_it_continues_as_if_never_written(before: list[float], after: list[float]) -> None:
     straight = Baselines()
     methods: tuple[Method, ...] = ("zscore", "minmax")
     for value in before:
@@ -60,11 +68,11 @@ def test_a_number_is_compared_with_what_came_before_it_under_its_own_key() -> No
 
 
 @pytest.mark.parametrize("method", ["zscore", "minmax"])
-def test_young_and_flat_baselines_are_neutral(method: Method) -> None:
-    young = Window(100, range(YOUNG - 1)).baseline(method)
-    assert compared(1e9, young) == 0.5
-    assert certainty(young) == (YOUNG - 1) / YOUNG
-    grown = Window(100, range(YOUNG)).baseline(method)
+def test_short_and_flat_baselines_are_neutral(method: Method) -> None:
+    short = Window(100, range(MIN_COUNT - 1)).baseline(method)
+    assert compared(1e9, short) == 0.5
+    assert certainty(short) == (MIN_COUNT - 1) / MIN_COUNT
+    grown = Window(100, range(MIN_COUNT)).baseline(method)
     assert compared(1e9, grown) == 1.0
     assert compared(-1e9, grown) == 0.0
     assert certainty(grown) == 1.0
@@ -81,7 +89,7 @@ def test_values() -> None:
     assert certainty(None) == certainty(Baseline(method="none")) == 1.0
 
 
-@given(numbers, numbers, st.floats(0, LARGEST), numbers)
+@given(numbers, numbers, st.floats(0, MAX_MAGNITUDE), numbers)
 def test_any_value_is_from_0_to_1(raw: float, mean: float, std: float, low: float) -> None:
     for baseline in (
         Baseline(method="zscore", count=50, mean=mean, std=std),
@@ -91,5 +99,5 @@ def test_any_value_is_from_0_to_1(raw: float, mean: float, std: float, low: floa
 
 
 def test_a_damaged_state_says_what_to_do() -> None:
-    with pytest.raises(StoreError, match="begin anew"):
+    with pytest.raises(StoreError, match="start again"):
         Baselines.from_state(b"{")

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from etude.adapters.memory import MemoryStore
 from etude.adapters.objects import FolderBlobs
+from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import ConfigError, DatasetError
 from etude.contracts.query import Where, parse
 from etude.contracts.reward import Reward
 from etude.contracts.subjects import encode
-from etude.contracts.trajectory import Event, LoggedDecision, Outcome, Trajectory
+from etude.contracts.trajectory import Event, Outcome, Trajectory, Turn
 from etude.experience.datasets import (
     SPLITS,
     Dataset,
@@ -46,6 +47,7 @@ def trajectory(i: int, *, contexts: int = 20, **changed: Any) -> Trajectory:
         "id": f"t{i}",
         "time": START + timedelta(minutes=i),
         "task": f"request {i % contexts}",
+        "problem": "workflow",
         "policy": f"p{i % 2}",
         "user": f"u{i % 5}",
         "decisions": (LoggedDecision(problem="workflow", action=i % 3, propensity=0.5, policy=f"p{i % 2}"),),
@@ -183,7 +185,7 @@ def test_split_by_time(blobs: FolderBlobs) -> None:
     assert max(times["validation"]) < manifest.cuts[1] == min(times["test"])
 
 
-def test_what_is_left_out_is_told(blobs: FolderBlobs) -> None:
+def test_the_manifest_counts_what_is_left_out(blobs: FolderBlobs) -> None:
     store = filled(100)
     unrewarded = trajectory(100)
     doubtful, unlogged = trajectory(101), trajectory(102, decisions=(LoggedDecision(problem="workflow", policy="p0"),))
@@ -195,7 +197,7 @@ def test_what_is_left_out_is_told(blobs: FolderBlobs) -> None:
     assert "u3" not in {e.trajectory.user for e in examples(blobs)}
 
 
-def test_policies_that_nobody_told_are_counted_with_those_called_unknown(blobs: FolderBlobs) -> None:
+def test_trajectories_without_a_policy_are_counted_as_unknown(blobs: FolderBlobs) -> None:
     store = filled(2)
     for i, policy in ((2, None), (3, "unknown")):
         one = trajectory(i, policy=policy)
@@ -419,6 +421,18 @@ def test_balance(blobs: FolderBlobs, kind: str) -> None:
     assert list(mass.values()) == pytest.approx([100.5, 100.5], rel=1e-4)
 
 
+def test_balance_by_task_type(blobs: FolderBlobs) -> None:
+    store, rare = filled(200), Turn(action={"task_type": "mail", "worker": "clerk"})
+    for i in (300, 301):
+        more = trajectory(i, turns=(rare,))
+        add(store, more, reward(more, 1))
+    make(store, blobs, balance="task_type")
+    mass: Counter[bool] = Counter()
+    for e in examples(blobs):
+        mass[bool(e.trajectory.turns)] += e.weight  # type: ignore[assignment]
+    assert [mass[True], mass[False]] == pytest.approx([101, 101], rel=1e-4)
+
+
 def test_priorities(blobs: FolderBlobs) -> None:
     make(filled(40, contexts=2), blobs, prioritise=0.5)
     found = examples(blobs)
@@ -459,6 +473,7 @@ def test_laws_of_sampling(data: st.DataObject, split: Any, deduplicate: bool) ->
         outcome=np.arange(n) % 3,
         policy=np.arange(n) % 2,
         size=np.full(n, 1000),
+        task_types=np.zeros(0, np.uint64),
         likeness=np.array(data.draw(st.lists(st.integers(0, 30), min_size=n, max_size=n)), np.uint64),
     )
     limit = data.draw(st.none() | st.integers(1, 80))
@@ -494,9 +509,9 @@ def test_whether_propensities_were_logged(body: bytes, decisions: int, logged: b
 
 
 def test_where_nothing_matches_each_condition_is_judged(blobs: FolderBlobs) -> None:
-    with pytest.raises(DatasetError) as told:
+    with pytest.raises(DatasetError) as raised:
         make(filled(), blobs, "policy=p7 and outcome=success")
-    assert str(told.value).splitlines() == [
+    assert str(raised.value).splitlines() == [
         "no trajectory matches 'problem=workflow and policy=p7 and outcome=success'",
         "  without problem=workflow: 0",
         "  without policy=p7: 150",
@@ -516,7 +531,7 @@ def test_where_nothing_can_be_used(blobs: FolderBlobs) -> None:
 
 
 def test_a_problem_that_contradicts_the_conditions(blobs: FolderBlobs) -> None:
-    with pytest.raises(DatasetError, match="'workflow', but --where says problem=prompt"):
+    with pytest.raises(DatasetError, match="'workflow', but the conditions say problem=prompt"):
         make(filled(1), blobs, "problem=prompt")
 
 

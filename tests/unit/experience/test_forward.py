@@ -45,8 +45,8 @@ def messages(*ids: int, body: bytes = b"1", subject: str = SUBJECT) -> list[Mess
 @contextmanager
 def forwarding(source: EventBus, target: EventBus, troubles: list[BusError] | None = None) -> Iterator[None]:
     stop = threading.Event()
-    told = [] if troubles is None else troubles
-    thread = threading.Thread(target=lambda: forward(source, target, stop=stop, on_trouble=told.append))
+    reported = [] if troubles is None else troubles
+    thread = threading.Thread(target=lambda: forward(source, target, stop=stop, on_trouble=reported.append))
     thread.start()
     try:
         yield

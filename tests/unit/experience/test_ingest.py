@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -29,7 +30,13 @@ NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
 def a_trajectory(id: str = "t-1", **changes: object) -> Trajectory:
-    base = Trajectory(id=id, time=NOON, task="tidy up", outcome=Outcome(success=True, cost_usd=0.1, latency_ms=900.0))
+    base = Trajectory(
+        id=id,
+        time=NOON,
+        task="tidy up",
+        problem="workflow",
+        outcome=Outcome(success=True, cost_usd=0.1, latency_ms=900.0),
+    )
     return msgspec.structs.replace(base, **changes)
 
 
@@ -52,9 +59,9 @@ def take(ingest: Ingest, *events: Event) -> list[Stored | Refused]:
 
 
 def rewards_of(store: MemoryStore, id: str = "t-1") -> tuple[Reward, ...]:
-    story = store.story(id)
-    assert story is not None
-    return story.rewards
+    detail = store.detail(id)
+    assert detail is not None
+    return detail.rewards
 
 
 def test_a_trajectory_is_stored_and_rewarded_once() -> None:
@@ -73,9 +80,9 @@ def test_the_same_id_with_other_content_is_refused_and_the_first_stays() -> None
     (result,) = take(ingest, a_trajectory(task="something else"))
     assert isinstance(result, Refused)
     assert "ids must be unique" in result.reason
-    story = store.story("t-1")
-    assert story is not None
-    assert story.trajectory.task == "tidy up"
+    detail = store.detail("t-1")
+    assert detail is not None
+    assert detail.trajectory.task == "tidy up"
 
 
 def test_what_is_no_event_is_refused_and_the_rest_goes_on() -> None:
@@ -91,10 +98,10 @@ def test_what_is_no_event_is_refused_and_the_rest_goes_on() -> None:
     results = ingesting(store).take([bad[0], good[0], bad[1], bad[2], good[1], bad[3], bad[4], good[2]])
     assert [result for result in results if not isinstance(result, Refused)] == [Stored.NEW] * 3
     reasons = [result.reason for result in results if isinstance(result, Refused)]
-    for reason, told in zip(
+    for reason, message in zip(
         reasons, ["JSON", "JSON", "newer version", "ahead of the clock", "not for this"], strict=True
     ):
-        assert told in reason
+        assert message in reason
     assert store.stats(Where(), version=1).trajectories == 3
 
 
@@ -108,7 +115,7 @@ def test_personal_data_is_gone_before_anything_is_stored() -> None:
         ingesting(store),
         a_trajectory(task="mail ana@example.com", user="ana@example.com", metadata={"password": "x7!"}),
     )
-    story = store.story("t-1")
+    story = store.detail("t-1")
     assert story is not None
     text = msgspec.json.encode(story).decode()
     assert "ana@example.com" not in text
@@ -148,9 +155,9 @@ def test_any_order_and_any_repetition_ends_the_same() -> None:
     events: list[Event] = [a_trajectory(f"t-{i}") for i in range(5)]
     events += [a_feedback(f"t-{i}", f"f-{i}-{j}", stars=1 + 2 * j) for i in range(5) for j in range(2)]
     for seed in range(20):
-        luck, store = random.Random(seed), MemoryStore()
+        rng, store = random.Random(seed), MemoryStore()
         ingest = ingesting(store)
-        mixed = luck.sample(events * 3, len(events) * 3)
+        mixed = rng.sample(events * 3, len(events) * 3)
         for start in range(0, len(mixed), 4):
             take(ingest, *mixed[start : start + 4])
         for i in range(5):
@@ -203,39 +210,73 @@ def test_the_consumer_buries_acknowledges_and_counts() -> None:
     store, bus = MemoryStore(), MemoryBus()
     bus.publish([message_of(a_trajectory(f"t-{i}")) for i in range(450)])
     bus.publish([Message(id="bad", subject="agent.rl.trajectory.v1", body=b"nonsense"), message_of(a_feedback())])
-    told: list[int] = []
+    reported: list[int] = []
     counts = consume(
-        bus, ingesting(store), stop=threading.Event(), until_empty=True, told=lambda c: told.append(c.buried)
+        bus, ingesting(store), stop=threading.Event(), until_empty=True, report=lambda c: reported.append(c.buried)
     )
     assert (counts.stored[Stored.NEW], counts.buried) == (451, 1)
     assert bus.pending(TRAJECTORIES, GROUP) == 0
     (letter,) = bus.dead_letters()
     assert letter.message.id == "bad"
     assert letter.reason in counts.reasons
-    assert told
+    assert reported
 
 
-def test_a_store_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Away(MemoryStore):
-        asked = 0
+class Away(MemoryStore):
+    """A store that is away for a while: it answers no ping, or only fails when it is written to."""
 
-        def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
+    def __init__(self, *, until: float, answers: bool) -> None:
+        super().__init__()
+        self.until, self.answers, self.asked = until, answers, 0
+
+    def ping(self) -> None:
+        if not self.answers and time.monotonic() < self.until:
+            raise StoreError("no answer: start the server")
+
+    def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
+        if time.monotonic() < self.until:
             self.asked += 1
-            if self.asked == 1:
-                raise StoreError("nobody answers: start the server")
-            return super().append(events)
+            raise StoreError("no answer: start the server")
+        return super().append(events)
 
-    monkeypatch.setattr("etude.experience.ingest.SHORTEST_WAIT_S", 0.01)
-    store, bus, stop = Away(), MemoryBus(ack_wait_s=0.02), threading.Event()
-    bus.publish([message_of(a_trajectory())])
+
+@pytest.mark.parametrize("answers", [True, False], ids=["fails", "silent"])
+def test_a_store_that_is_away_is_waited_for_and_nothing_becomes_a_dead_letter(
+    answers: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("etude.experience.ingest.MIN_PAUSE_S", 0.005)
+    monkeypatch.setattr("etude.experience.ingest.MAX_PAUSE_S", 0.01)
+    bus, stop = MemoryBus(ack_wait_s=0.03, backoff_s=(0.0,), max_deliveries=3), threading.Event()
+    store = Away(until=time.monotonic() + 10 * 0.03 * 3, answers=answers)
+    bus.publish([message_of(a_trajectory(f"t-{i}")) for i in range(450)])
 
     def enough(counts: Counts) -> None:
-        if counts.stored[Stored.NEW]:
+        if counts.stored.total() >= 450:
             stop.set()
 
-    counts = consume(bus, ingesting(store), stop=stop, told=enough)
-    assert counts.stored[Stored.NEW] == 1
-    store.asked = 0
-    bus.publish([message_of(a_trajectory("t-2"))])
-    with pytest.raises(StoreError):
-        consume(bus, ingesting(store), stop=threading.Event(), until_empty=True)
+    counts = consume(bus, ingesting(store), stop=stop, report=enough)
+    assert counts.stored == {Stored.NEW: 450}
+    assert bus.dead_letters() == []
+    assert bus.pending(TRAJECTORIES, GROUP) == 0
+    assert "no answer" in caplog.text
+    assert (store.asked > 0) is answers  # what does not answer is not even pulled for
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["fails", "silent"])
+def test_commands_against_a_store_that_is_away_use_up_no_attempts(answers: bool) -> None:
+    bus, store = MemoryBus(max_deliveries=3), Away(until=float("inf"), answers=answers)
+    bus.publish([message_of(a_trajectory())])
+    for _ in range(10):
+        with pytest.raises(StoreError):
+            consume(bus, ingesting(store), stop=threading.Event(), until_empty=True)
+    store.until = 0.0
+    assert consume(bus, ingesting(store), stop=threading.Event(), until_empty=True).stored == {Stored.NEW: 1}
+
+
+def test_what_others_sent_unredacted_is_redacted_before_it_is_buried() -> None:
+    bus = MemoryBus()
+    body = rb'{"type": "agent.rl.trajectory.v1", "who": "ana\u0040example.com"}'
+    bus.publish([Message(id="ana@example.com", subject="agent.rl.trajectory.v1", body=body)])
+    consume(bus, ingesting(MemoryStore()), stop=threading.Event(), until_empty=True)
+    (letter,) = bus.dead_letters()
+    assert "example.com" not in repr(letter)

@@ -62,7 +62,7 @@ def test_keys_of_providers(key: str, around: str) -> None:
     assert key[-12:] not in text
 
 
-def test_aws_secret_beside_its_id() -> None:
+def test_aws_secret_next_to_its_id() -> None:
     secret = drawn(20) + "/" + drawn(19)
     text = f"AK{'IA' + drawn(16, 'ABCDEFGH')}\n{secret}\n"
     assert redact(text) == "[SECRET_1]\n[SECRET_2]\n"
@@ -258,7 +258,7 @@ def test_what_holds_nothing_is_the_same_object() -> None:
     assert value["mail"] == "a@b.com"
 
 
-def test_keys_that_become_one_stay_apart() -> None:
+def test_keys_that_redaction_makes_equal_stay_distinct() -> None:
     assert REDACTOR.session().value({"a@b.com": 1, "A@b.com": 2}) == {"[EMAIL_1]": 1, "[EMAIL_1] (2)": 2}
 
 
@@ -294,7 +294,8 @@ def test_kinds_and_names_are_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kinds": ("mail",)}, {"allow": ("re:(",)}, {"allow": ("10.0.0.0/99",)}, {"allow": ("",)}, {"deepest": 0}]
+    "wrong",
+    [{"kinds": ("mail",)}, {"allow": ("re:(",)}, {"allow": ("10.0.0.0/99",)}, {"allow": ("",)}, {"max_depth": 0}],
 )
 def test_what_cannot_be_configured(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -21,7 +21,7 @@ from etude.contracts.query import Where
 from etude.contracts.reward import Component, Reward
 from etude.contracts.store import ExperienceStore, Stored
 from etude.contracts.subjects import decode, encode
-from etude.contracts.trajectory import Feedback, Outcome, Said, Trajectory, Turn
+from etude.contracts.trajectory import Feedback, Outcome, Rating, Trajectory, Turn
 from etude.experience.definitions import (
     BUILT_IN,
     DEFINITIONS,
@@ -32,14 +32,14 @@ from etude.experience.definitions import (
     find_definition,
     read_definition,
 )
-from etude.experience.hacking import read_samples
-from etude.experience.rewards import BATCH, Rewarder, explain, mean_said, rescore
+from etude.experience.reward_checks import read_samples
+from etude.experience.rewards import BATCH, Rewarder, explain, mean_rating, rescore
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 BALANCED, EXECUTION, AUDITED = BUILT_IN[1], BUILT_IN[2], BUILT_IN[3]
 
 
-def trajectory(i: int = 0, *, said: tuple[Said, ...] = (), turns: int = 0, **known: Any) -> Trajectory:
+def trajectory(i: int = 0, *, said: tuple[Rating, ...] = (), turns: int = 0, **known: Any) -> Trajectory:
     metadata = known.pop("metadata", None)
     outcome: dict[str, Any] = {
         "success": True,
@@ -61,7 +61,7 @@ def trajectory(i: int = 0, *, said: tuple[Said, ...] = (), turns: int = 0, **kno
 
 def random_trajectory(i: int, random: Random) -> Trajectory:
     quality = {"tests": random.random()} if random.random() < 0.6 else None
-    said = (Said(stars=random.randint(1, 5)),) if random.random() < 0.3 else ()
+    said = (Rating(stars=random.randint(1, 5)),) if random.random() < 0.3 else ()
     known = {"cost_usd": random.expovariate(100), "latency_ms": random.expovariate(1 / 2000), "quality": quality}
     return trajectory(i, success=random.random() < 0.7, said=said, turns=random.randint(0, 4), **known)
 
@@ -148,7 +148,7 @@ class TestDefinitions:
 
     def test_names_are_unique(self) -> None:
         twice = ComponentDefinition(name="a", source="completion", weight=1.0)
-        with pytest.raises(ConfigError, match="'a' stands there twice"):
+        with pytest.raises(ConfigError, match="'a' occurs twice"):
             definition(twice, twice)
 
     def test_a_version_says_one_thing_for_ever(self, store: ExperienceStore) -> None:
@@ -213,15 +213,17 @@ class TestSources:
     def test_a_number_beyond_measure_is_missing(self, number: float) -> None:
         for normalise in ("none", "zscore"):
             assert raw("metadata.x", trajectory(metadata={"x": number}), normalise=normalise) is None
-        costly = Trajectory(id="a", time=START, task="x", turns=(Turn(cost_usd=1e308), Turn(cost_usd=1e308)))
+        costly = Trajectory(
+            id="a", time=START, task="x", problem="workflow", turns=(Turn(cost_usd=1e308), Turn(cost_usd=1e308))
+        )
         assert raw("efficiency", costly, terms={"turns": 0.0}) is None
 
     def test_said(self) -> None:
-        assert mean_said([Said(thumbs="up")], [thumbs(1, "down")]) == 0.5
-        assert mean_said([Said(stars=5), Said(stars=2)]) == 0.625
-        assert mean_said([Said(thumbs="up", stars=1, comment="odd")]) == 0.5
-        assert mean_said([Said(comment="words only")]) is None
-        assert mean_said() is None
+        assert mean_rating([Rating(thumbs="up")], [thumbs(1, "down")]) == 0.5
+        assert mean_rating([Rating(stars=5), Rating(stars=2)]) == 0.625
+        assert mean_rating([Rating(thumbs="up", stars=1, comment="odd")]) == 0.5
+        assert mean_rating([Rating(comment="words only")]) is None
+        assert mean_rating() is None
 
     @given(st.floats(0, 1e3), st.floats(0, 1e7), st.integers(1, 50))
     def test_less_effort_is_more_efficient(self, cost_usd: float, latency_ms: float, turns: int) -> None:
@@ -252,12 +254,17 @@ class TestSources:
 
     def test_efficiency_takes_the_turns_costs_where_all_tell(self) -> None:
         outcome = Outcome()
-        told = Trajectory(
-            id="a", time=START, task="x", outcome=outcome, turns=(Turn(cost_usd=0.01), Turn(cost_usd=0.02))
+        complete = Trajectory(
+            id="a",
+            time=START,
+            task="x",
+            problem="workflow",
+            outcome=outcome,
+            turns=(Turn(cost_usd=0.01), Turn(cost_usd=0.02)),
         )
-        half = msgspec.structs.replace(told, turns=(Turn(cost_usd=0.01), Turn()))
+        half = msgspec.structs.replace(complete, turns=(Turn(cost_usd=0.01), Turn()))
         only_cost = {"latency": 0.0, "turns": 0.0}
-        assert raw("efficiency", told, terms=only_cost) == pytest.approx(-5.707, abs=1e-3)
+        assert raw("efficiency", complete, terms=only_cost) == pytest.approx(-5.707, abs=1e-3)
         assert raw("efficiency", half, terms=only_cost) is None
 
     def test_what_was_measured_otherwise_is_not_compared(self) -> None:
@@ -275,7 +282,7 @@ class TestRewarding:
         rewarder = Rewarder(BALANCED)
         for i in range(30):
             rewarder.reward(trajectory(i, latency_ms=1000.0 + i), (), time=START)
-        found = rewarder.reward(trajectory(30, latency_ms=1014.5, said=(Said(stars=4),)), (), time=START)
+        found = rewarder.reward(trajectory(30, latency_ms=1014.5, said=(Rating(stars=4),)), (), time=START)
         assert part(found, "efficiency").value == pytest.approx(0.5, abs=0.01)
         efficiency = part(found, "efficiency").value
         assert efficiency is not None
@@ -290,7 +297,7 @@ class TestRewarding:
         assert [c.weight for c in found.components] == [1.0, 0.0, 0.0, 0.0]
         assert found.total == 1.0
         assert found.confidence == 0.4
-        assert part(found, "feedback").why == "nobody said anything"
+        assert part(found, "feedback").why == "no ratings"
 
     def test_a_young_baseline_is_neutral_and_lowers_confidence(self) -> None:
         rewarder = Rewarder(BALANCED)
@@ -302,7 +309,7 @@ class TestRewarding:
         assert last < 0.3
 
     def test_of_nothing_nothing_is_known(self) -> None:
-        bare = Trajectory(id="bare", time=START, task="?")
+        bare = Trajectory(id="bare", time=START, task="?", problem="workflow")
         found = Rewarder(AUDITED).reward(bare, (), time=START)
         assert (found.total, found.confidence) == (0.0, 0.0)
         assert all(c.value is None and c.weight == 0 and c.why for c in found.components)
@@ -314,7 +321,7 @@ class TestRewarding:
         assert part(found[8], "execution").raw == pytest.approx(10 - 0.1 * 800_000)
         assert len({r.total for r in found}) == 1
         only = Rewarder(AUDITED).reward(
-            Trajectory(id="x", time=START, task="?", outcome=Outcome(success=True)), (), time=START
+            Trajectory(id="x", time=START, task="?", problem="workflow", outcome=Outcome(success=True)), (), time=START
         )
         assert (only.total, only.confidence) == (1.0, 0.4)
 
@@ -427,7 +434,7 @@ class TestRescoring:
         assert seen == [BATCH, 20]
         rewarder, total = Rewarder(AUDITED), 0.0
         for one in history:
-            story = store.story(one.id)
+            story = store.detail(one.id)
             assert story is not None
             expected = rewarder.reward(one, story.feedback, time=START)
             (found,) = story.rewards
@@ -442,10 +449,10 @@ class TestRescoring:
     def test_again_changes_nothing_and_other_versions_stay(self, store: ExperienceStore) -> None:
         fill(store, 50)
         rescore(store, BALANCED)
-        before = store.story("t7")
+        before = store.detail("t7")
         rescore(store, EXECUTION)
         again = rescore(store, BALANCED)
-        after = store.story("t7")
+        after = store.detail("t7")
         assert dict(again.stored) == {Stored.DUPLICATE: 50}
         assert before is not None
         assert after is not None
@@ -483,7 +490,7 @@ class TestRescoring:
         endless = trajectory(latency_ms=1e300)
         store.append([(endless, encode(endless))])
         rescore(store, EXECUTION)
-        story = store.story("t0")
+        story = store.detail("t0")
         assert story is not None
         assert story.rewards[0].time == START
         assert story.rewards[0].confidence == 0.0
@@ -493,20 +500,20 @@ class TestExplaining:
     def test_contributions_sum_to_the_total(self, store: ExperienceStore) -> None:
         fill(store, 40)
         rescore(store, AUDITED)
-        story = store.story("t30")
+        story = store.detail("t30")
         assert story is not None
         explained = explain(story, definitions(store))
         assert sum(p.contribution for p in explained.parts) == pytest.approx(explained.reward.total)
         assert [p.weight_before for p in explained.parts] == pytest.approx([0.4, 0.2, 0.15, 0.25, 0.0])
         assert set(explained.missing) == {p.component.name for p in explained.parts if p.component.raw is None}
 
-    def test_every_revision_is_told(self, store: ExperienceStore) -> None:
+    def test_every_revision_is_published(self, store: ExperienceStore) -> None:
         given, rewarder = trajectory(), Rewarder(BALANCED)
         first = rewarder.reward(given, (), time=START)
         second = rewarder.revise(first, given, [thumbs(1, "up")], time=START + timedelta(days=1))
         assert second is not None
         store.append([(e, encode(e)) for e in (given, first, second)])
-        story = store.story("t0")
+        story = store.detail("t0")
         assert story is not None
         explained = explain(story, definitions(store))
         assert explained.reward == second
@@ -527,7 +534,7 @@ def test_samples_of_the_detectors_are_read_from_a_store(store: ExperienceStore) 
     assert [s.id for s in samples] == [t.id for t in history]
     assert all({"execution", "success"} <= set(s.audits) for s in samples)
     assert all("execution" not in s.values and "completion" in s.values for s in samples)
-    assert samples[14].audits["feedback"] == mean_said(history[14].feedback, [thumbs(14, "down")])
+    assert samples[14].audits["feedback"] == mean_rating(history[14].feedback, [thumbs(14, "down")])
     assert [s.id for s in read_samples(store, version=3, limit=5)] == [t.id for t in history[-5:]]
     assert len(read_samples(store, version=2)) == 20
     by_version = read_samples(store, version=3, audit="2")

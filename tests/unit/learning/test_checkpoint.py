@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.contracts.errors import CheckpointError
-from etude.learning.checkpoint import MANIFEST, TENSORS, checkpoints, read_checkpoint, write_checkpoint, write_json
+from etude.files.durable import write_json
+from etude.learning.checkpoint import MANIFEST, TENSORS, checkpoints, read_checkpoint, write_checkpoint
 
 
 def write(folder: Path, step: int = 7, *, keep: int = 3, problem: str = "allocation") -> Path:
@@ -67,6 +68,23 @@ def test_what_a_killed_process_left_half_written_is_no_checkpoint(tmp_path: Path
     assert checkpoints(tmp_path) == [whole, path]
     assert not draft.exists()
     read_checkpoint(path)
+
+
+def test_what_is_added_is_there_when_the_checkpoint_appears(tmp_path: Path) -> None:
+    def add(draft: Path) -> None:
+        assert checkpoints(tmp_path) == []
+        (draft / "more").write_text("x")
+
+    path = write_checkpoint(tmp_path, step=1, tensors={"w": torch.ones(1)}, meta={}, keep=1, add=add)
+    assert checkpoints(tmp_path) == [path]
+    assert (path / "more").read_text() == "x"
+
+    def fail(draft: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path, step=2, tensors={"w": torch.ones(1)}, meta={}, keep=1, add=fail)
+    assert checkpoints(tmp_path) == [path]
 
 
 def test_there_are_none_where_there_is_no_folder(tmp_path: Path) -> None:
@@ -160,7 +178,7 @@ def test_json_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory
     assert json.loads(path.read_text("utf-8")) == value
 
 
-def test_json_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_json_replaces_the_file_and_leaves_no_other_file(tmp_path: Path) -> None:
     for value in (1, {"a": 2}):
         write_json(tmp_path / "x.json", value)
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 2}

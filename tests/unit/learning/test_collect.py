@@ -13,7 +13,7 @@ from etude.learning.collect import Batch, Collector
 from etude.learning.gae import gae
 from etude.problems.allocation.network import EntityPolicy, MLPPolicy, NetworkConfig
 from etude.problems.allocation.world import AllocationConfig, make_world
-from etude.problems.base import Action, Decision, Evaluation, Obs, Transition
+from etude.problems.base import Action, Evaluation, Obs, Sampled, Transition
 
 TERMINATES, TRUNCATES = 0, 1
 LENGTHS = torch.tensor([3, 4])  # of the episodes of the two environments; the first terminates, the second truncates
@@ -62,9 +62,9 @@ class Clocks:
 class Ruler(torch.nn.Module):
     """Values a state at ten times its environment plus its step; acts by chance."""
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Sampled:
         chosen = torch.rand(len(obs["seen"]), generator=generator)
-        return Decision(action={"chosen": chosen}, log_prob=-chosen, value=self.value(obs))
+        return Sampled(action={"chosen": chosen}, log_prob=-chosen, value=self.value(obs))
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
         raise NotImplementedError

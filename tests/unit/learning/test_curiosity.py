@@ -100,7 +100,7 @@ def test_a_loaded_state_goes_on_bit_for_bit() -> None:
     assert torch.equal(made.bonus(states(0.0, 2.0)), other.bonus(states(0.0, 2.0)))
 
 
-def test_a_state_saved_before_anything_was_seen_starts_anew() -> None:
+def test_a_state_saved_before_any_observation_starts_fresh() -> None:
     used = familiar_with(0.0)
     used.load_state_dict(saved(Curiosity(seed=0)))
     assert torch.equal(used.bonus(states(0.0, 1.0)), Curiosity(seed=0).bonus(states(0.0, 1.0)))

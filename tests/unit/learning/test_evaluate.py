@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from etude.learning.evaluate import EVALUATION_SEED, evaluate, greedy, interval, sampled
+from etude.learning.evaluate import EVALUATION_SEED, actor_of, evaluate, greedy, sampled
 from etude.problems.allocation.network import NetworkConfig
 from etude.problems.allocation.problem import AllocationProblem
 from etude.problems.allocation.world import AllocationConfig
@@ -36,7 +36,12 @@ class CountingWorld:
         index = torch.arange(self.n)
         self.time += 1
         over = self.time == index + 1
-        metrics = {"return": 100 * self.episode + index, "whole": over, "luck": index * 0.5}
+        metrics = {
+            "return": 100 * self.episode + index,
+            "whole": over,
+            "bonus": index * 0.5,
+            "parts": torch.stack([index, index + 1], 1),
+        }
         self.time[over] = 0
         self.episode[over] += 1
         ended = over.any()
@@ -85,8 +90,8 @@ def test_every_environment_counts_with_its_first_episode_only() -> None:
     assert score.returns == [0, 1, 2, 3]
     assert (score.episodes, score.mean) == (4, 1.5)
     assert score.std == pytest.approx(np.std([0, 1, 2, 3], ddof=1))
-    assert score.metrics == {"luck": 0.75}
-    assert score.taken is None
+    assert score.metrics == {"bonus": 0.75}
+    assert score.details == {"parts": [1.5, 2.5]}
 
 
 def test_a_single_episode_has_no_spread() -> None:
@@ -94,19 +99,11 @@ def test_a_single_episode_has_no_spread() -> None:
     assert (score.mean, score.std, score.low, score.high) == (0, 0, 0, 0)
 
 
-def test_the_interval_is_students() -> None:
-    # t(.975, 4) = 2.776445 from a table; mean 3, deviation √2.5, half width 2.776445·√2.5/√5
-    low, high = interval(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
-    assert low == pytest.approx(3 - 1.963243, abs=1e-5)
-    assert high == pytest.approx(3 + 1.963243, abs=1e-5)
-    assert interval(np.array([2.0])) == interval(np.array([2.0, 2.0])) == (2.0, 2.0)
-
-
 def test_json_says_what_was_measured() -> None:
-    told = evaluate(CountingProblem(), idle, episodes=4).to_json()
-    assert told["mean_return"] == 1.5
-    assert told["return_ci95"][0] < 1.5 < told["return_ci95"][1]
-    assert (told["episodes"], told["luck"]) == (4, 0.75)
+    result = evaluate(CountingProblem(), idle, episodes=4).to_json()
+    assert result["mean_return"] == 1.5
+    assert result["return_ci95"][0] < 1.5 < result["return_ci95"][1]
+    assert (result["episodes"], result["bonus"]) == (4, 0.75)
 
 
 SMALL = AllocationProblem(config=AllocationConfig(horizon=20), network=NetworkConfig(hidden=(16,)))
@@ -115,6 +112,12 @@ SMALL = AllocationProblem(config=AllocationConfig(horizon=20), network=NetworkCo
 def policy(problem: AllocationProblem = SMALL) -> Any:
     torch.manual_seed(0)
     return problem.policy().train(False)
+
+
+def test_a_score_names_its_episodes() -> None:
+    one, same, other = (evaluate(CountingProblem(), idle, episodes=2, seed=seed).stream for seed in (1, 1, 2))
+    assert one == same == "seed 1 on cpu"
+    assert one != other
 
 
 @pytest.mark.parametrize("actor", [greedy, sampled])
@@ -140,6 +143,8 @@ def test_greedy_ignores_the_generator_and_sampled_follows_it() -> None:
     assert torch.equal(chosen(greedy(net), 1), chosen(greedy(net), 2))
     assert torch.equal(chosen(sampled(net), 1), chosen(sampled(net), 1))
     assert not torch.equal(chosen(sampled(net), 1), chosen(sampled(net), 2))
+    assert torch.equal(chosen(actor_of(net), 1), chosen(greedy(net), 1))
+    assert torch.equal(chosen(actor_of(net, stochastic=True), 1), chosen(sampled(net), 1))
 
 
 def test_evaluation_does_not_touch_the_weights() -> None:

@@ -19,7 +19,7 @@ from etude.learning.collect import Batch, Collector
 from etude.learning.health import ADVICE, Health, HealthConfig, HealthWarning, Symptom
 from etude.learning.ppo import PPO, PPOConfig
 from etude.problems.allocation.network import NetworkConfig
-from etude.problems.base import Action, Decision, Evaluation, Obs, Policy, Transition, World
+from etude.problems.base import Action, Evaluation, Obs, Policy, Sampled, Transition, World
 from etude.problems.distributions import sample_categorical
 
 SIZE, HORIZON = 4, 8
@@ -80,11 +80,11 @@ class EchoPolicy(nn.Module):
             self.critic = nn.Sequential(nn.Linear(SIZE + 1, 16), nn.Tanh(), nn.Linear(16, 1))
         self.last: nn.Module = nn.Identity()
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Sampled:
         logits = self._logits(obs)
         choice = logits.argmax(-1) if greedy else sample_categorical(logits, generator)
         log_prob = logits.log_softmax(-1).gather(-1, choice[:, None])[:, 0]
-        return Decision(action={"choice": choice}, log_prob=log_prob, value=self.value(obs))
+        return Sampled(action={"choice": choice}, log_prob=log_prob, value=self.value(obs))
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
         log_p = self._logits(obs).log_softmax(-1)
@@ -177,7 +177,7 @@ PROVOKED: dict[Symptom, tuple[Reward, Callable[[], EchoPolicy], dict[str, Any], 
     Symptom.ZERO_REWARD: (lambda ok, _: torch.zeros_like(ok), EchoPolicy, {}, 5),
     Symptom.CONSTANT_REWARD: (lambda ok, _: torch.ones_like(ok), EchoPolicy, {}, 5),
     Symptom.NON_FINITE: (lambda ok, _: ok / ok, EchoPolicy, {}, 1),
-    # The entropy goes before the reward can have told anything.
+    # The entropy goes before the reward can have any effect.
     Symptom.POLICY_COLLAPSE: (noisy, EchoPolicy, {"lr": 0.3, "entropy_coef": 0.0}, 10),
 }
 
@@ -266,7 +266,7 @@ def test_a_policy_that_began_good_collapses_when_it_falls_far_beyond_its_scatter
     assert symptoms(warnings_of([*good, *[{"episode_return": 700.0}] * 5])) == ["policy_collapse"]
 
 
-# Scatter that grows 50-fold within a run is not told from a fall every time.
+# Scatter that grows 50-fold within a run cannot be distinguished from a fall every time.
 @pytest.mark.parametrize(("growth", "allowed"), [(0.0, 0), (-0.02, 0), (0.05, 3)], ids=["even", "fading", "growing"])
 def test_noise_is_no_collapse(growth: float, allowed: int) -> None:
     found = 0
@@ -379,7 +379,7 @@ def test_rare_successes_that_become_frequent_are_no_variance_warning() -> None:
     assert "reward_variance" in symptoms(warnings_of(stuck))
 
 
-def test_a_new_stage_is_measured_anew() -> None:
+def test_a_new_stage_is_measured_from_its_start() -> None:
     health = Health()
     assert warnings_of(healthy_run(), health) == []
     health.restart()

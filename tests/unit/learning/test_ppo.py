@@ -23,7 +23,7 @@ from etude.learning.samples import Samples
 from etude.problems.allocation.document import DocumentWorld
 from etude.problems.allocation.network import MLPPolicy, NetworkConfig
 from etude.problems.allocation.world import AllocationConfig
-from etude.problems.base import Action, Decision, Evaluation, Obs
+from etude.problems.base import Action, Evaluation, Obs, Sampled
 from etude.problems.distributions import Threshold
 
 LAW = settings(deadline=None, derandomize=True, max_examples=50)
@@ -42,10 +42,10 @@ class Coin(nn.Module):
             for p in self.parameters():
                 p.copy_(torch.randn(p.shape, generator=Generator().manual_seed(seed)))
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Sampled:
         raw, value = self._read(obs)
         action = Threshold().mode(raw) if greedy else Threshold().sample(raw, generator)
-        return Decision(action={"yes": action}, log_prob=Threshold().log_prob(raw, action), value=value)
+        return Sampled(action={"yes": action}, log_prob=Threshold().log_prob(raw, action), value=value)
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
         raw, value = self._read(obs)
@@ -104,7 +104,7 @@ def loss_and_parts(
 RAW = PPOConfig(normalise_advantages=False, entropy_coef=0, value_coef=0)  # the policy's part of the loss alone
 
 
-# The loss beside a peer's.
+# The loss compared with another library's.
 
 
 class PeerCoin(nn.Module):
@@ -244,7 +244,7 @@ def test_the_clip_stops_what_moved_too_far_in_its_favour(ratio: float, advantage
 
 @pytest.mark.parametrize("clip_coef", [0.2, None])
 @pytest.mark.parametrize("kl_coef", [0.0, 3.0])
-def test_clip_and_kl_penalty_together_and_apart(clip_coef: float | None, kl_coef: float) -> None:
+def test_clip_and_kl_penalty_together_and_alone(clip_coef: float | None, kl_coef: float) -> None:
     ratio, advantage = np.array([0.5, 1.0, 1.5]), np.array([1.0, 2.0, 3.0])
     gain = ratio * advantage
     if clip_coef is not None:
@@ -444,7 +444,7 @@ def test_together_every_sample_is_drawn_once_whatever_the_size(envs: int, steps:
     assert all(2 <= len(index) <= size and bool((weight == 1).all()) for index, weight in parts)
 
 
-def test_together_environments_are_mixed_anew_in_every_epoch() -> None:
+def test_together_environments_are_shuffled_in_every_epoch() -> None:
     config = replace(WHOLE, envs=20, steps=3, minibatch=15, together=True)
     learner = PPO(Coin(), config)
     epochs = [{frozenset((index % 20).tolist()) for index, _ in learner._minibatches(torch.zeros(60))} for _ in "ab"]
@@ -535,8 +535,8 @@ def test_reward_scale_is_the_deviation_of_all_discounted_returns(
 
 def test_reward_scale_counts_every_part() -> None:
     reward, ended = torch.randn(6, 4, 3, generator=Generator().manual_seed(0)), torch.rand(6, 4) < 0.3
-    together, apart = RewardScale(0.9), RewardScale(0.9)
-    flat = apart.update(reward.view(6, 12), ended.repeat_interleave(3, 1))
+    together, separate = RewardScale(0.9), RewardScale(0.9)
+    flat = separate.update(reward.view(6, 12), ended.repeat_interleave(3, 1))
     assert together.update(reward, ended) == pytest.approx(flat)
     assert together.carried.shape == (4, 3)
 
@@ -595,7 +595,7 @@ def test_what_is_taken_is_part_of_the_reward_that_is_scaled() -> None:
     learner = PPO(policy, config)
     policy.load_state_dict(Coin(seed=1).state_dict())
     batch = experience(policy)
-    reward = batch.reward - learner._departure(batch)
+    reward = batch.reward - learner._log_ratio_to_reference(batch)
     learner._samples(batch)
     expected = RewardScale(config.gamma)
     expected.update(reward, batch.ended)
@@ -626,9 +626,9 @@ def test_the_reference_is_saved_and_stays_what_it_was() -> None:
 
     other = PPO(Coin(seed=7), learner.config)
     batch = experience(policy, seed=3)
-    assert not torch.equal(other._departure(batch), learner._departure(batch))
+    assert not torch.equal(other._log_ratio_to_reference(batch), learner._log_ratio_to_reference(batch))
     other.load_state_dict(state)
-    assert torch.equal(other._departure(batch), learner._departure(batch))
+    assert torch.equal(other._log_ratio_to_reference(batch), learner._log_ratio_to_reference(batch))
     assert other.reference is not None
     assert not any(p is q for p in other.policy.parameters() for q in other.reference.parameters())
 

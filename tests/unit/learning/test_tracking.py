@@ -116,7 +116,7 @@ def test_time_goes_on_from_where_the_checkpoint_was(tmp_path: Path) -> None:
     assert [(line["step"], line["wall_s"]) for line in read_metrics(path)] == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-def test_a_run_resumed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+def test_a_run_resumed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     whole = uninterrupted(tmp_path / "metrics.jsonl", 3)
     tracker = JsonlTracker(tmp_path / "metrics.jsonl", resume_step=-1, clock=no_time)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from etude.contracts.decision import Choice, Decision, Eligible
+from etude.contracts.decision import LoggedDecision
 from etude.orchestrator.log import to_line
 from etude.orchestrator.record import Attempt, Execution, ExecutionResult, Graph, NodeRecord, PlannerOutputs
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.catalogue import Catalogue, TaskType, Worker
 
 CATALOGUE = Catalogue(
     task_types=(TaskType(name="draft"), TaskType(name="review"), TaskType(name="send")),
@@ -49,9 +49,16 @@ def node(task_type: int, *dependencies: int, status: str = "done", **changed: An
     return msgspec.structs.replace(made, **changed)
 
 
-def corrected(failed: int, correction: str) -> Decision:
-    eligible, choice = Eligible(corrections=("retry", correction)), Choice(correction=correction)
-    return Decision(at_ms=1.0, failed=failed, eligible=eligible, choice=choice, propensity=0.5, policy="v1")
+def corrected(failed: int, correction: str) -> LoggedDecision:
+    return LoggedDecision(
+        problem="workflow",
+        at_ms=1.0,
+        context={"failed": failed},
+        eligible={"corrections": ["retry", correction]},
+        action={"correction": correction},
+        propensity=0.5,
+        policy="v1",
+    )
 
 
 def execution(instruction: str = "Draft it and send it", **changed: Any) -> Execution:
@@ -119,16 +126,16 @@ nodes = st.builds(
     status=st.sampled_from(["done", "failed", "skipped", "planned", "dropped"]),
     attempts=st.lists(attempts, max_size=2).map(tuple),
 )
-live = st.none() | st.lists(st.tuples(numbers, numbers, numbers, st.booleans(), st.none() | numbers)).map(tuple)
+names = st.text(min_size=1, max_size=20)
 decisions = st.builds(
-    Decision,
-    at_ms=numbers,
-    failed=st.none() | ids,
-    eligible=st.builds(Eligible, task_types=st.none() | several, stop=st.booleans(), workers=st.none() | several),
-    choice=st.builds(Choice, correction=st.none() | texts, dependencies=st.none() | several, worker=st.none() | ids),
-    propensity=st.none() | numbers,
-    policy=texts,
-    live=live,
+    LoggedDecision,
+    problem=names,
+    at_ms=st.floats(0, allow_nan=False, allow_infinity=False),
+    context=json_values,
+    eligible=json_values,
+    action=json_values,
+    propensity=st.none() | st.floats(0, 1, exclude_min=True),
+    policy=names,
 )
 plans = st.builds(
     PlannerOutputs,
@@ -154,6 +161,7 @@ executions = st.builds(
     id=texts,
     number=st.none() | ids,
     policy=texts,
+    user=st.none() | texts,
     reward=numbers,
     ended=st.sampled_from(["done", "aborted", "cancelled"]),
     error=texts,

@@ -7,7 +7,7 @@ import pytest
 from etude.contracts.work import Fault
 from etude.orchestrator.corrections import CATEGORY, DOWN, NOT_CHARGED, NOT_THE_WORKERS, is_beyond
 from etude.orchestrator.workers.simulated import FAULTS
-from etude.problems.workflow.world import ErrorCategory
+from etude.problems.workflow.office.world import ErrorCategory
 
 
 def test_every_fault_has_a_category_that_is_an_error() -> None:
@@ -28,7 +28,7 @@ def test_what_is_beyond_a_worker(fault: Fault, beyond: bool) -> None:
     assert is_beyond(fault) == beyond
 
 
-def test_what_counts_against_nobody_is_beyond_nobody() -> None:
+def test_what_counts_against_no_worker_is_beyond_none() -> None:
     assert not any(is_beyond(fault) for fault in NOT_THE_WORKERS)
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.contracts.errors import EndpointError, WorkersError
+from etude.contracts.errors import WorkersError
 from etude.contracts.work import Fault, Verdict
-from etude.orchestrator.crew import LONGEST_REST_S, PATIENCE, REST_S, Crew, Member, enlist
+from etude.orchestrator.crew import MAX_DOWN_IN_A_ROW, MAX_REST_S, REST_S, Crew, Member, enlist
 from etude.orchestrator.virtual_time import run_virtually
-from etude.problems.workflow.catalogue import Catalogue, Worker
+from etude.problems.catalogue import Catalogue, Worker
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS
-from etude.problems.workflow.world import MEMORY
-from tests.crew import A, B, Says, ScriptedWorker, catalogue, entry
+from etude.problems.workflow.office.world import MEMORY
+from tests.crew import DRAFT, READ, A, B, Says, ScriptedWorker, catalogue, entry
 
 
 def crew(*entries: Worker) -> Crew:
@@ -24,7 +24,7 @@ def crew(*entries: Worker) -> Crew:
     return Crew(known, {one.name: ScriptedWorker(one.name) for one in known.workers})
 
 
-def told(
+def learn(
     member: Member,
     *faults: Fault | None,
     usd: float = 0.01,
@@ -47,7 +47,7 @@ def test_at_first_all_is_as_the_catalogue_says() -> None:
 
 def test_a_success_changes_price_latency_and_share() -> None:
     (member, _) = crew().members
-    told(member, None, usd=0.41, latency_ms=5000.0)
+    learn(member, None, usd=0.41, latency_ms=5000.0)
     assert member.usd == pytest.approx(0.02)
     assert member.latency_ms == pytest.approx(1100.0)
     assert member.success == pytest.approx(0.5 + 0.5 / MEMORY)
@@ -55,14 +55,14 @@ def test_a_success_changes_price_latency_and_share() -> None:
 
 def test_an_unknown_latency_is_that_of_the_first_call() -> None:
     (member,) = crew(entry("a", latency_ms=0.0)).members
-    told(member, None, latency_ms=700.0)
+    learn(member, None, latency_ms=700.0)
     assert member.latency_ms == 700.0
 
 
 @pytest.mark.parametrize("fault", list(Fault))
 def test_a_failure_changes_the_share_where_it_is_the_workers(fault: Fault) -> None:
     (member, _) = crew().members
-    told(member, fault, usd=9.0, latency_ms=9.0)
+    learn(member, fault, usd=9.0, latency_ms=9.0)
     assert (member.usd, member.latency_ms) == (0.01, 1000.0)
     innocent = fault in (Fault.WRONG_INPUT, Fault.NOT_APPLICABLE, Fault.BUDGET)
     assert member.success == (0.5 if innocent else 0.5 - 0.5 / MEMORY)
@@ -71,51 +71,51 @@ def test_a_failure_changes_the_share_where_it_is_the_workers(fault: Fault) -> No
 @given(st.lists(st.sampled_from([None, *Fault]), max_size=200))
 def test_a_share_stays_a_share(faults: Sequence[Fault | None]) -> None:
     (member, _) = crew().members
-    told(member, *faults)
+    learn(member, *faults)
     assert 0 <= member.success <= 1
 
 
 def test_one_that_is_out_of_order_again_and_again_is_left_alone_for_a_while() -> None:
     some = crew()
     member = some.members[A]
-    told(member, *[Fault.UNAVAILABLE] * (PATIENCE - 1), now_s=100.0)
+    learn(member, *[Fault.UNAVAILABLE] * (MAX_DOWN_IN_A_ROW - 1), now_s=100.0)
     assert there(some, 100.0) == [True, True]
-    told(member, Fault.RATE_LIMIT, now_s=100.0)
+    learn(member, Fault.RATE_LIMIT, now_s=100.0)
     assert there(some, 100.0) == [False, True]
     assert there(some, 100.0 + REST_S) == [True, True]
-    told(member, Fault.UNAVAILABLE, now_s=200.0)
+    learn(member, Fault.UNAVAILABLE, now_s=200.0)
     assert there(some, 200.0 + 1.9 * REST_S) == [False, True]  # longer each time
     assert there(some, 200.0 + 2 * REST_S) == [True, True]
-    told(member, None, now_s=300.0)
-    told(member, Fault.UNAVAILABLE, now_s=300.0)
-    assert there(some, 300.0) == [True, True]  # it starts anew
+    learn(member, None, now_s=300.0)
+    learn(member, Fault.UNAVAILABLE, now_s=300.0)
+    assert there(some, 300.0) == [True, True]  # it starts again
 
 
 def test_it_rests_as_long_as_it_says_within_reason() -> None:
     some = crew()
-    told(some.members[A], Fault.RATE_LIMIT, now_s=10.0, rest_s=7.0)
+    learn(some.members[A], Fault.RATE_LIMIT, now_s=10.0, rest_s=7.0)
     assert [there(some, now)[A] for now in (16.9, 17.0)] == [False, True]
-    told(some.members[A], Fault.RATE_LIMIT, now_s=10.0, rest_s=1e6)
-    assert [there(some, 10 + LONGEST_REST_S - d)[A] for d in (0.1, 0.0)] == [False, True]
+    learn(some.members[A], Fault.RATE_LIMIT, now_s=10.0, rest_s=1e6)
+    assert [there(some, 10 + MAX_REST_S - d)[A] for d in (0.1, 0.0)] == [False, True]
 
 
 def test_one_that_is_down_for_ever_rests_no_longer_than_the_longest() -> None:
     some = crew()
-    told(some.members[A], *[Fault.UNAVAILABLE] * 3000, now_s=10.0)  # 2 to the power of that is no number
-    assert [there(some, 10 + LONGEST_REST_S - d)[A] for d in (0.1, 0.0)] == [False, True]
+    learn(some.members[A], *[Fault.UNAVAILABLE] * 3000, now_s=10.0)  # 2 to the power of that is no number
+    assert [there(some, 10 + MAX_REST_S - d)[A] for d in (0.1, 0.0)] == [False, True]
 
 
-def test_who_is_out_of_order_is_asked_rather_than_nobody() -> None:
+def test_a_worker_out_of_order_is_asked_rather_than_none() -> None:
     some = crew(entry("a", task_types=("read",)), entry("b", task_types=("draft",)), entry("c", task_types=("draft",)))
     for member in some.members[:2]:
-        told(member, Fault.RATE_LIMIT, rest_s=50.0)
+        learn(member, Fault.RATE_LIMIT, rest_s=50.0)
     assert there(some, 1.0) == [True, False, True]
 
 
 @pytest.mark.parametrize("gone", [{"available": False}, {"quota": 0}], ids=["absent", "used up"])
-def test_nobody_counts_on_one_who_cannot_be_asked(gone: dict[str, object]) -> None:
+def test_a_worker_that_cannot_be_asked_is_not_counted_on(gone: dict[str, object]) -> None:
     some = crew(entry("a"), entry("b", **gone))
-    told(some.members[A], Fault.RATE_LIMIT, rest_s=50.0)
+    learn(some.members[A], Fault.RATE_LIMIT, rest_s=50.0)
     assert there(some, 1.0)[A]
 
 
@@ -139,24 +139,26 @@ def test_a_worker_takes_any_number_at_a_time_unless_it_says_otherwise() -> None:
 
 
 def test_every_worker_of_the_catalogue_is_somebody() -> None:
-    with pytest.raises(WorkersError, match="'b' is nobody"):
+    with pytest.raises(WorkersError, match="no implementation for the catalogue's worker 'b'"):
         Crew(catalogue(), {"a": ScriptedWorker("a")})
     with pytest.raises(WorkersError, match="no workers"):
         Crew(Catalogue(task_types=catalogue().task_types), {})
 
 
-def test_all_are_asked_whether_they_could_work_and_all_are_closed() -> None:
-    class Away(ScriptedWorker):
-        async def check(self) -> None:
-            raise EndpointError("b does not answer")
-
-    known = catalogue()
-    hands = {"a": ScriptedWorker("a"), "b": Away("b")}
-    some = Crew(known, hands, verifiers={"read": Says(Verdict(ok=True))}, judge=Says(Verdict(ok=True)))
-    with pytest.raises(EndpointError, match="b does not answer"):
-        asyncio.run(some.check())
-    asyncio.run(some.close())
+def test_all_are_closed() -> None:
+    hands = {"a": ScriptedWorker("a"), "b": ScriptedWorker("b")}
+    asyncio.run(Crew(catalogue(), hands, judge=Says(Verdict(ok=True))).close())
     assert [worker.closed for worker in hands.values()] == [1, 1]
+
+
+def test_a_worker_that_cannot_be_reached_is_given_no_work() -> None:
+    known = catalogue(entry("a"), entry("b", task_types=("read",)))
+    some = Crew(known, {"a": ScriptedWorker("a"), "b": ScriptedWorker("b")})
+    some.unreachable = {"a": "a does not answer"}
+    assert there(some, 0.0) == [False, True]
+    some.check_reachable([READ])
+    with pytest.raises(WorkersError, match=r"'draft' is needed, and no worker that can do it .*: a does not answer"):
+        some.check_reachable([READ, DRAFT])
 
 
 def test_workers_by_name_take_the_catalogues_place() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude.contracts.errors import DataError
-from etude.orchestrator.instructions import LONGEST, make_up, read_instructions
+from etude.orchestrator.instructions import MAX_INSTRUCTION_CHARS, make_up, read_instructions
 from tests.language import CATALOGUE
 
 
@@ -18,19 +18,19 @@ def test_one_a_line_without_blanks_and_comments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         (b"mail \xff it", "is not UTF-8"),
-        (b"x" * (LONGEST + 1), f"expected at most {LONGEST:,}"),
+        (b"x" * (MAX_INSTRUCTION_CHARS + 1), f"expected at most {MAX_INSTRUCTION_CHARS:,}"),
         (b"mail\x00it", "control characters"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes, told: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, reported: str) -> None:
     file = tmp_path / "asked.txt"
     file.write_bytes(b"Mail it\n" + line + b"\n")
     with pytest.raises(DataError, match=r"asked\.txt:2: ") as refused:
         read_instructions(file)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
 
 
 def test_a_file_without_any_or_without_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import stdtrit
 
-from etude.orchestrator.metrics import Tally, is_valid, student, summarise, wilson
+from etude.evidence.intervals import estimate_share
+from etude.orchestrator.metrics import Tally, is_valid, summarise
 from etude.orchestrator.record import Execution, Graph, PlannerOutputs
 from tests.unit.orchestrator.lines import CATALOGUE, attempt, corrected, execution, executions, node
 
@@ -65,7 +66,7 @@ def test_by_worker() -> None:
     assert list(workers) == ["small", "large"]
     assert [workers[name].calls for name in workers] == [6, 2]
     assert workers["small"].success.mean == pytest.approx(2 / 6)
-    assert (workers["small"].success.low, workers["small"].success.high) == wilson(2, 6)
+    assert (workers["small"].success.low, workers["small"].success.high) == estimate_share(2, 6).interval
     assert workers["small"].faults == {"timeout": 3, "refusal": 1}
     assert workers["small"].latency_ms.mean == pytest.approx(1000 / 6)
     assert workers["large"].cost_usd.mean == pytest.approx(0.105)
@@ -74,7 +75,7 @@ def test_by_worker() -> None:
 
 def test_by_task_type() -> None:
     types = summarise(MIXED, CATALOGUE).task_types
-    assert list(types) == ["draft", "send"]  # nobody was asked for a review
+    assert list(types) == ["draft", "send"]  # no worker was asked for a review
     assert [(types[name].calls, types[name].success.mean) for name in types] == [(4, 0.5), (4, 0.5)]
     assert types["draft"].faults == {"timeout": 2}
     assert types["send"].faults == {"refusal": 1, "timeout": 1}
@@ -105,9 +106,9 @@ def test_nothing_is_known_of_nothing() -> None:
     summary = summarise([], CATALOGUE)
     assert summary.count == 0
     assert math.isnan(summary.success.mean)
-    told = summary.to_json()
-    assert told["success"] == {"count": 0, "mean": None, "ci95": None}
-    json.dumps(told, allow_nan=False)
+    reported = summary.to_json()
+    assert reported["success"] == {"count": 0, "mean": None, "ci95": None}
+    json.dumps(reported, allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -156,32 +157,14 @@ def test_means_and_intervals_are_student_s(values: list[float], shift: float) ->
     assert found.mean - found.low == pytest.approx(half, rel=1e-4, abs=1e-5)
 
 
-@given(st.integers(1, 10_000))
-def test_student_s_quantile(freedom: int) -> None:
-    assert student(freedom) == pytest.approx(stdtrit(freedom, 0.975), abs=1e-5)
-
-
-@given(st.integers(1, 10_000), st.data())
-def test_wilson_s_interval(count: int, data: st.DataObject) -> None:
-    hits = data.draw(st.integers(0, count))
-    low, high = wilson(hits, count)
-    assert 0 <= low <= hits / count <= high <= 1
-    assert low < high
-    for edge in (low, high):  # where the normal test of that share just does not reject
-        if 0 < edge < 1:
-            distance = abs(hits / count - edge)
-            assert distance == pytest.approx(1.959964 * math.sqrt(edge * (1 - edge) / count), rel=1e-5)
-    assert wilson(count - hits, count) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
-
 @given(st.lists(executions, max_size=5))
 @settings(max_examples=50, deadline=None)
 def test_whatever_was_logged_is_summed(many: list[Execution]) -> None:
     small = [e for e in many if all(abs(x) < 1e100 for x in (e.cost, e.latency_ms, e.reward))]
     calm = [e for e in small if all(abs(a.cost_usd) + abs(a.latency_ms) < 1e100 for n in e.nodes for a in n.attempts)]
     summary = summarise(calm, CATALOGUE)
-    told = summary.to_json()
-    json.dumps(told, allow_nan=False)
+    reported = summary.to_json()
+    json.dumps(reported, allow_nan=False)
     tries = [a for e in calm for n in e.nodes for a in n.attempts]
     assert summary.count == len(calm)
     for kind in (summary.workers, summary.task_types):

@@ -17,7 +17,7 @@ from etude.contracts.errors import DataError, LogError
 from etude.orchestrator.log import to_line
 from etude.orchestrator.prepare import Prepared, Reason, prepare, write_prepared
 from etude.orchestrator.record import Execution, NodeRecord
-from etude.problems.workflow.catalogue import Catalogue, TaskType, read_catalogue
+from etude.problems.catalogue import Catalogue, TaskType, read_catalogue
 from etude.problems.workflow.examples import Example, Targets, read_examples
 from tests.unit.orchestrator.lines import CATALOGUE, DOCUMENT, attempt, execution, executions, node, numbered, write_log
 
@@ -76,7 +76,7 @@ def test_the_best_outcome_of_an_instruction_is_kept(tmp_path: Path) -> None:
     assert [place.rpartition(":")[2] for place in made.places[BETTER]] == ["1", "5", "6"]
 
 
-WORKER_OF_NOBODY = (node(0, attempts=(attempt(2),)),)
+UNKNOWN_WORKER = (node(0, attempts=(attempt(2),)),)
 DROPPED: dict[str, tuple[Reason, Any]] = {
     "torn": (Reason.TORN, to_line(execution())[:50]),
     "damaged": (Reason.DAMAGED, b"{}\n"),
@@ -89,7 +89,7 @@ DROPPED: dict[str, tuple[Reason, Any]] = {
     "the document's line": (Reason.NO_TASK_TYPES, DOCUMENT),
     "unknown task type": (Reason.ANOTHER_CATALOGUE, execution(nodes=(node(3),))),
     "negative task type": (Reason.ANOTHER_CATALOGUE, execution(nodes=(node(-1),))),
-    "unknown worker": (Reason.ANOTHER_CATALOGUE, execution(nodes=WORKER_OF_NOBODY)),
+    "unknown worker": (Reason.ANOTHER_CATALOGUE, execution(nodes=UNKNOWN_WORKER)),
     "no worker": (Reason.ANOTHER_CATALOGUE, execution(nodes=(node(0, worker=None, attempts=()),))),
     "cycle": (Reason.DAMAGED, execution(nodes=(node(0, 1), node(1, 0)))),
     "self-loop": (Reason.DAMAGED, execution(nodes=(node(0, 0),))),
@@ -107,7 +107,7 @@ def test_what_is_not_learned_from_is_counted_and_located(name: str, tmp_path: Pa
     assert ("(" in place) == (reason in (Reason.TORN, Reason.DAMAGED))
 
 
-def test_a_few_places_are_told_of_each_reason(tmp_path: Path) -> None:
+def test_a_few_places_are_reported_of_each_reason(tmp_path: Path) -> None:
     made = prepared(tmp_path, *[execution(success=False)] * 5, *[execution("two", success=False)] * 5, *[b"x\n"] * 5)
     assert made.dropped == {"not successful": 10, "damaged line": 5}
     assert [place.rpartition(":")[2] for place in made.places["not successful"]] == ["1", "2", "3"]
@@ -251,16 +251,16 @@ def test_the_file_and_its_catalogue_are_written(tmp_path: Path) -> None:
 
 def test_a_catalogue_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     made = prepared(tmp_path / "logs", *numbered(1))
-    beside = tmp_path / "catalogue.json"
+    own = tmp_path / "catalogue.json"
     same = msgspec.json.encode(CATALOGUE.updated("small", usd_per_call=7.0))
-    beside.write_bytes(same)
+    own.write_bytes(same)
     write_prepared(made, tmp_path / "train.json")
-    assert beside.read_bytes() == same
+    assert own.read_bytes() == same
     for other in (msgspec.json.encode(CATALOGUE.added(TaskType(name="file"))), b"{"):
-        beside.write_bytes(other)
+        own.write_bytes(other)
         with pytest.raises(DataError, match=r"catalogue.json: .*another folder, or move this one away"):
             write_prepared(made, tmp_path / "other.json")
-        assert beside.read_bytes() == other
+        assert own.read_bytes() == other
         assert not (tmp_path / "other.json").exists()
 
 

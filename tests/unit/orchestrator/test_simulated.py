@@ -1,4 +1,4 @@
-"""The executor on the simulated office's workers beside the tensor world: the same policy does as well in both."""
+"""The executor on simulated workers compared with the tensor world: the same policy does as well in both."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from etude.contracts.work import Fault, Input, Subtask, WorkerError
 from etude.orchestrator.executor import Orchestrator
-from etude.orchestrator.record import Execution
+from etude.orchestrator.record import Execution, correction_of
 from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workers.simulated import SimulatedCrew
-from etude.problems.workflow.decide import Choosers, Decider, by_lot, by_rules
-from etude.problems.workflow.experts import Reader, baselines, read_all
-from etude.problems.workflow.office import Office
-from etude.problems.workflow.scenarios import Scenarios
-from etude.problems.workflow.world import Tables, WorkflowConfig, WorkflowWorld
+from etude.problems.workflow.decide import Choosers, WorkflowDecider, at_random, by_rules
+from etude.problems.workflow.experts import KeywordReader, baselines, read_all
+from etude.problems.workflow.office.office import Office
+from etude.problems.workflow.office.scenarios import Scenarios
+from etude.problems.workflow.office.world import Tables, WorkflowConfig, WorkflowWorld
 
 CONFIG = WorkflowConfig(scenarios=300)
 EPISODES = 4000
@@ -41,11 +41,11 @@ def in_the_world(scenarios: Scenarios, policy: str) -> Sample:
     """The metrics of EPISODES workflows in the tensor world."""
     world = WorkflowWorld(CONFIG, n=EPISODES, scenarios=scenarios)
     actor = baselines(CONFIG, scenarios=scenarios)[policy]
-    luck, waiting = torch.Generator().manual_seed(12), torch.ones(EPISODES, dtype=torch.bool)
+    rng, waiting = torch.Generator().manual_seed(12), torch.ones(EPISODES, dtype=torch.bool)
     obs, found = world.reset(11), dict[str, torch.Tensor]()
     with torch.inference_mode():
         while waiting.any():
-            step = world.step(actor(obs, luck))
+            step = world.step(actor(obs, rng))
             obs, first = step.obs, waiting & step.terminated
             for name, value in step.metrics.items():
                 found.setdefault(name, torch.zeros_like(value))[first] = value[first]
@@ -55,7 +55,7 @@ def in_the_world(scenarios: Scenarios, policy: str) -> Sample:
 
 def carried_out(tables: Tables, choosers: Choosers, instructions: Sequence[str], *, seed: int = 3) -> list[Execution]:
     crew = SimulatedCrew(Office(tables), seed=seed)
-    decider = Decider(version="x", catalogue=crew.catalogue, limits=CONFIG.limits, choosers=choosers)
+    decider = WorkflowDecider(version="x", catalogue=crew.catalogue, limits=CONFIG.limits, choosers=choosers)
     results = run_virtually(Orchestrator(decider, crew, seed=seed).execute_all(instructions, concurrency=1))
     assert crew.days == {}
     assert all(result.execution.violations == () for result in results)
@@ -64,8 +64,7 @@ def carried_out(tables: Tables, choosers: Choosers, instructions: Sequence[str],
 
 def measured(executions: Sequence[Execution]) -> Sample:
     corrections = [
-        sum(d.failed is not None and d.choice.correction != "abort" for d in execution.decisions)
-        for execution in executions
+        sum(correction_of(d) not in (None, "abort") for d in execution.decisions) for execution in executions
     ]
     return {
         "success": np.array([float(execution.success) for execution in executions]),
@@ -75,7 +74,7 @@ def measured(executions: Sequence[Execution]) -> Sample:
     }
 
 
-def errors_apart(world: Sample, executor: Sample, name: str) -> float:
+def errors_between(world: Sample, executor: Sample, name: str) -> float:
     """By how many standard errors of their difference the executor's mean is above the world's."""
     a, b = world[name], executor[name]
     error = (a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) ** 0.5
@@ -93,7 +92,7 @@ def those(scenarios: Scenarios, rows: list[int]) -> Scenarios:
 
 
 def test_the_executor_agrees_with_the_world(tables: Tables) -> None:
-    """In a chain nothing runs in parallel, and all is alike; elsewhere what runs beside a failure is paid."""
+    """In a chain nothing runs in parallel, and all is alike; elsewhere what runs next to a failure is paid."""
     scenarios = tables.scenarios
     read = read_all(scenarios)
     chains = [
@@ -105,26 +104,26 @@ def test_the_executor_agrees_with_the_world(tables: Tables) -> None:
     alone = measured(carried_out(tables, by_rules(), asked[:320]))
     world = in_the_world(those(scenarios, chains), "rules")
     for name in ("success", "cost_usd", "latency_ms", "corrections"):
-        assert abs(errors_apart(world, alone, name)) < 3, name
+        assert abs(errors_between(world, alone, name)) < 3, name
 
-    beside = measured(carried_out(tables, by_rules(), [scenarios.instructions[row] for row in others]))
+    parallel = measured(carried_out(tables, by_rules(), [scenarios.instructions[row] for row in others]))
     world = in_the_world(those(scenarios, others), "rules")
     for name in ("success", "corrections"):
-        assert abs(errors_apart(world, beside, name)) < 3, name
-    assert errors_apart(world, beside, "cost_usd") > -3
-    assert errors_apart(world, beside, "latency_ms") < 3
+        assert abs(errors_between(world, parallel, name)) < 3, name
+    assert errors_between(world, parallel, "cost_usd") > -3
+    assert errors_between(world, parallel, "latency_ms") < 3
 
 
 def test_it_agrees_about_random_choices(tables: Tables) -> None:
-    executor = measured(carried_out(tables, by_lot, tables.scenarios.instructions[:70]))
+    executor = measured(carried_out(tables, at_random, tables.scenarios.instructions[:70]))
     world = in_the_world(tables.scenarios, "random")
     for name in ("success", "corrections"):
-        assert abs(errors_apart(world, executor, name)) < 3, name
-    assert errors_apart(world, executor, "cost_usd") > -3
+        assert abs(errors_between(world, executor, name)) < 3, name
+    assert errors_between(world, executor, "cost_usd") > -3
 
 
 def test_the_expert_reads_the_same_in_both(tables: Tables, office: Office) -> None:
-    read, reader = read_all(tables.scenarios), Reader(office.catalogue, without=set())
+    read, reader = read_all(tables.scenarios), KeywordReader(office.catalogue, without=set())
     for row, text in enumerate(tables.scenarios.instructions):
         types, needs = reader.read(text)
         assert types == read.types[row][read.types[row] >= 0].tolist()
@@ -132,12 +131,12 @@ def test_the_expert_reads_the_same_in_both(tables: Tables, office: Office) -> No
 
 
 def test_the_same_seed_gives_the_same_executions(tables: Tables) -> None:
-    def told(seed: int) -> list[tuple[object, ...]]:
-        found = carried_out(tables, by_lot, tables.scenarios.instructions[:6], seed=seed)
+    def summary(seed: int) -> list[tuple[object, ...]]:
+        found = carried_out(tables, at_random, tables.scenarios.instructions[:6], seed=seed)
         return [(e.nodes, e.cost, e.latency_ms, e.decisions) for e in found]
 
-    assert told(5) == told(5)
-    assert told(5) != told(6)
+    assert summary(5) == summary(5)
+    assert summary(5) != summary(6)
 
 
 def test_a_worker_answers_after_its_time_or_says_what_is_wrong(office: Office) -> None:
@@ -202,7 +201,7 @@ def test_success_is_that_everything_wanted_is_done(office: Office) -> None:
 def test_reputations_are_kept_over_workflows(tables: Tables) -> None:
     crew = SimulatedCrew(Office(tables), seed=2)
     before = [member.success for member in crew.members]
-    decider = Decider(version="x", catalogue=crew.catalogue, limits=CONFIG.limits, choosers=by_rules())
+    decider = WorkflowDecider(version="x", catalogue=crew.catalogue, limits=CONFIG.limits, choosers=by_rules())
     orchestrator = Orchestrator(decider, crew)
     run_virtually(orchestrator.execute_all(tables.scenarios.instructions[:10], concurrency=4))
     after = [member.success for member in crew.members]

@@ -117,7 +117,7 @@ class TestSchema:
             (None, "$: None is not of type 'object'"),
         ],
     )
-    def test_what_does_not_is_told_where(self, output: Any, said: str) -> None:
+    def test_what_does_not_is_reported_where(self, output: Any, said: str) -> None:
         found = verdict(SchemaVerifier(PERSON), output)
         assert (found.ok, found.fault) == (False, Fault.INVALID_OUTPUT)
         assert said in found.reason
@@ -181,7 +181,7 @@ class TestRegex:
         assert bool(found.reason) is not ok
 
     @pytest.mark.parametrize(("pattern", "output"), [(r"(a+)+$", "a" * 60 + "b"), (r"a*b", "a" * 100_000)])
-    def test_a_pattern_that_takes_for_ever_stops_nobody(
+    def test_a_pattern_that_takes_for_ever_stops_nothing_else(
         self, pattern: str, output: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("etude.orchestrator.verifiers.PATTERN_S", 0.3)

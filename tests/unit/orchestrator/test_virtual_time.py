@@ -24,7 +24,7 @@ def test_hours_take_no_time() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_the_clock_starts_anew_in_every_loop() -> None:
+def test_the_clock_starts_again_in_every_loop() -> None:
     async def now() -> float:
         return asyncio.get_running_loop().time()
 
@@ -81,9 +81,9 @@ def test_a_thread_can_wake_it_and_until_then_it_sleeps() -> None:
         answer = loop.create_future()
         thread = threading.Timer(0.3, lambda: loop.call_soon_threadsafe(answer.set_result, "here"))
         thread.start()
-        told: str = await answer  # no timer: nothing happens by itself
+        reported: str = await answer  # no timer: nothing happens by itself
         thread.join()
-        return told
+        return reported
 
     worked_s = time.process_time()
     assert run_virtually(work()) == "here"

@@ -1,4 +1,4 @@
-"""Workers files: what a right one gives, and that a wrong one is told file, line, value and remedy."""
+"""Workers files: what a right one gives, and that a wrong one is reported file, line, value and remedy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from etude.contracts.errors import WorkersError
 from etude.contracts.work import Input, Subtask
 from etude.orchestrator import workers_file as module
 from etude.orchestrator.workers.openai import OpenAIWorker
-from etude.orchestrator.workers_file import WorkersFile, check_workers, read_workers
-from etude.problems.workflow.catalogue import TaskType
-from etude.problems.workflow.catalogue import Worker as Entry
+from etude.orchestrator.workers_file import WorkersFile, read_workers, unreachable_workers
+from etude.problems.catalogue import TaskType
+from etude.problems.catalogue import Worker as Entry
 from etude.problems.workflow.plan import Limits
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -119,7 +119,7 @@ def test_an_openai_worker_gets_its_prompts_prices_and_key(tmp_path: Path) -> Non
     assert isinstance(small, OpenAIWorker)
     assert small.rendered(subtask("summarise")) == "Summarise: one two three"
     assert "Your step: count" in small.rendered(subtask())
-    assert small.most_usd(subtask()) == pytest.approx(0.5)
+    assert small.max_usd(subtask()) == pytest.approx(0.5)
 
 
 def test_the_key_is_taken_from_the_environment_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_task_types_may_come_from_a_catalogue(tmp_path: Path) -> None:
     file = read(tmp_path, text)
     assert file.catalogue is not None
     assert file.catalogue.task_types == (TaskType(name="count", description="Count"),)
-    assert refusal(tmp_path, text + "task_types: {a: b}\n").startswith("workers.yaml:4: task_types: stand beside")
+    assert refusal(tmp_path, text + "task_types: {a: b}\n").startswith("workers.yaml:4: task_types: are there twice")
     missing = refusal(tmp_path, text.replace("catalogue.json", "none.json"))
     assert missing.startswith(f"workers.yaml:1: catalogue: {tmp_path}/none.json: cannot be read (No such file")
     (tmp_path / "catalogue.json").write_text('{"task_types": [{"name": "count"}, {"name": "fly"}]}')
@@ -225,7 +225,7 @@ def test_the_simulated_office_comes_in_place_of_workers(tmp_path: Path) -> None:
     assert file.simulated == {"skill_seed": 3, "scenario_seed": 0}
     assert (file.catalogue, file.workers, file.limits.max_attempts, file.human) == (None, {}, 2, True)
     wrong = refusal(tmp_path, "simulated: {}\nworkers:\n  w: {kind: command}\n")
-    assert wrong.startswith("workers.yaml:2: workers: stands beside `simulated`")
+    assert wrong.startswith("workers.yaml:2: workers: is there together with `simulated`")
     assert "did you mean 'skill_seed'?" in refusal(tmp_path, "simulated: {skillseed: 3}\n")
     assert refusal(tmp_path, "simulated:\n  skill_seed: -1\n").startswith(
         "workers.yaml:2: simulated.skill_seed: found -1"
@@ -259,7 +259,8 @@ WRONG: dict[str, tuple[str | bytes, int, list[str]]] = {
     ),
     "deep": ("a: " + "[" * 60 + "]" * 60, 1, ["a.0.0: nested too deep", "50 levels at most"]),
     "abyss": ("a: " + "[" * 50_000, 1, ["nested too deep", "50 levels at most"]),
-    "tag": ("task_types: !!python/object:os.system {a: b}\nworkers: !x y\n", 2, ["'!x'", "correct that line"]),
+    "tag": ("task_types: {a: b}\nworkers: !x y\n", 2, ["'!x'", "correct that line"]),
+    "tag of many": ("task_types: !!python/object:os.system {a: b}\n", 1, ["task_types: found the tag", "remove it"]),
     "merge": ("task_types:\n  <<: {a: b}\n", 2, ["task_types.…: found the key '<<'", "expected a name"]),
     "no name": ("task_types:\n  a: b\n  '': c\n", 3, ["found the key ''", "expected a name"]),
     "blank name": (
@@ -445,7 +446,7 @@ WRONG: dict[str, tuple[str | bytes, int, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_is_told_file_line_value_and_remedy(tmp_path: Path, case: str) -> None:
+def test_a_wrong_file_is_reported_file_line_value_and_remedy(tmp_path: Path, case: str) -> None:
     text, line, said = WRONG[case]
     message = refusal(tmp_path, text, BLANK="k\n")
     assert message.startswith(f"workers.yaml:{line}: ")
@@ -479,8 +480,8 @@ def test_a_key_in_the_file_is_refused_and_not_shown(tmp_path: Path, text: str, l
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def test_what_is_no_file_or_too_large_is_told(tmp_path: Path) -> None:
-    with pytest.raises(WorkersError, match=r"none\.yaml: cannot be read \(No such file.*expected a file such as"):
+def test_what_is_no_file_or_too_large_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(WorkersError, match=r"none\.yaml: cannot be read \(No such file.*expected `task_types:`"):
         read_workers(tmp_path / "none.yaml", env={})
     with pytest.raises(WorkersError, match=r"cannot be read \(Is a directory\)"):
         read_workers(tmp_path, env={})
@@ -491,7 +492,7 @@ def test_what_is_no_file_or_too_large_is_told(tmp_path: Path) -> None:
         read_workers(tmp_path / "large.yaml", env={})
 
 
-def test_recordings_and_schemas_that_are_none_are_told_with_their_own_lines(tmp_path: Path) -> None:
+def test_recordings_and_schemas_that_are_none_are_reported_with_their_own_lines(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text('{"task_type": "count", "output": 1}\n{"task": 2}\n')
     message = refusal(tmp_path, worker("kind: recorded\nfile: r.jsonl"))
     assert message.startswith(f"workers.yaml:6: workers.w.file: {tmp_path}/r.jsonl:2: is no recording")
@@ -525,9 +526,9 @@ def test_checking_lists_everybody_who_could_not_work(tmp_path: Path) -> None:
     )
     path = write(tmp_path, text)
     with pytest.raises(WorkersError) as refused:
-        asyncio.run(check_workers(read_workers(path, env={})))
+        asyncio.run(unreachable_workers(read_workers(path, env={})))
     small, wc, away, verifier, judge = str(refused.value).splitlines()
-    assert small.startswith(f"{path}:5: workers.small: nobody listens at 127.0.0.1:{port}")
+    assert small.startswith(f"{path}:5: workers.small: no service listens at 127.0.0.1:{port}")
     assert wc.startswith(f"{path}:6: workers.wc: the program 'no-such-program' is not there: install it")
     assert away.startswith(f"{path}:11: workers.away.cwd: cwd is '{tmp_path}/nowhere', which is no folder")
     assert verifier.startswith(f"{path}:3: task_types.count.verify: the program 'no-such-verifier'")
@@ -535,8 +536,17 @@ def test_checking_lists_everybody_who_could_not_work(tmp_path: Path) -> None:
 
 
 def test_checking_those_who_could_work_says_nothing(tmp_path: Path) -> None:
-    asyncio.run(check_workers(read(tmp_path, worker(COMMAND))))
-    asyncio.run(check_workers(read(tmp_path, "simulated: {skill_seed: 1}\n")))
+    assert asyncio.run(unreachable_workers(read(tmp_path, worker(COMMAND)))) == {}
+    assert asyncio.run(unreachable_workers(read(tmp_path, "simulated: {skill_seed: 1}\n"))) == {}
+
+
+def test_some_that_cannot_be_reached_are_named_and_all_of_them_are_an_error(tmp_path: Path) -> None:
+    text = "task_types: {count: Count}\nworkers:\n  gone: {kind: command, command: [no-such-program]}\n"
+    with pytest.raises(WorkersError, match=r"workers\.yaml:3: workers\.gone: the program 'no-such-program'"):
+        asyncio.run(unreachable_workers(read(tmp_path, text)))
+    found = asyncio.run(unreachable_workers(read(tmp_path, f"{text}  wc: {{kind: command, command: [wc]}}\n")))
+    assert list(found) == ["gone"]
+    assert "is not there: install it" in found["gone"]
 
 
 def test_the_example_works_without_a_network() -> None:
@@ -594,10 +604,10 @@ def test_any_value_anywhere_is_taken_or_refused_with_a_line(
         inside = inside[key]
     inside[place[-1]] = value
     path = write(tmp_path_factory.getbasetemp(), json.dumps(tree, indent=1))
-    told = ""
+    reported = ""
     try:
         file = read_workers(path, env={})
         assert file.simulated is not None or all(math.isfinite(limit) for limit in file.timeout_s.values())
     except WorkersError as error:
-        told = str(error)
-    assert re.match(rf"{re.escape(str(path))}:\d+: |$", told)
+        reported = str(error)
+    assert re.match(rf"{re.escape(str(path))}:\d+: |$", reported)

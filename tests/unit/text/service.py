@@ -14,7 +14,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Service:
-    """Answers with `answers` first, one a request, then with vectors; keeps what it was asked."""
+    """Answers with `answers` first, one per request, then with vectors; keeps what it was asked."""
 
     def __init__(self) -> None:
         self.url = ""

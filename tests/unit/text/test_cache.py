@@ -132,7 +132,7 @@ def test_an_altered_row_is_made_again(path: Path, change: str) -> None:
     check(CachedEncoder(encoder, path), ["bb", "ccc"])
     assert encoder.asked == ["bb", "ccc"]
     check(CachedEncoder(encoder, path), ["bb", "ccc"])
-    assert encoder.asked == ["bb", "ccc"]  # and kept anew
+    assert encoder.asked == ["bb", "ccc"]  # and cached again
 
 
 def test_swapped_rows_are_noticed(path: Path) -> None:

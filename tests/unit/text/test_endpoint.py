@@ -167,7 +167,7 @@ def test_blank_texts_are_not_sent_and_long_ones_cut(service: Service) -> None:
     np.testing.assert_array_equal(long[0], vector("é" * 5))
 
 
-def test_nobody_there(service: Service) -> None:
+def test_no_server_there(service: Service) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -27,7 +27,7 @@ KINDS = [
     pytest.param("static", marks=needs_static),
     pytest.param("minilm", marks=needs_minilm),
 ]
-LONGEST = {"ngrams": 256, "static": 256, "cached": 256, "minilm": 128, "endpoint": 1}
+MAX_TOKENS = {"ngrams": 256, "static": 256, "cached": 256, "minilm": 128, "endpoint": 1}
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=60)  # surrogates too
 
@@ -90,7 +90,7 @@ def check(encoder: TextEncoder, texts: list[str], longest: int) -> list[np.ndarr
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(TEXTS, max_size=4))
 def test_any_text_has_finite_vectors(encoder: TextEncoder, kind: str, texts: list[str]) -> None:
-    check(encoder, texts, LONGEST[kind])
+    check(encoder, texts, MAX_TOKENS[kind])
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,7 +104,7 @@ def test_the_company_of_a_text_does_not_change_its_vectors(encoder: TextEncoder,
 @pytest.mark.parametrize("what", HARD)
 def test_hard_texts_take_no_time(encoder: TextEncoder, kind: str, what: str) -> None:
     begin = time.process_time()
-    check(encoder, [HARD[what]], LONGEST[kind])
+    check(encoder, [HARD[what]], MAX_TOKENS[kind])
     assert time.process_time() - begin < 0.5
 
 
@@ -116,7 +116,7 @@ def test_words_behind_a_million_blanks_are_read(encoder: TextEncoder) -> None:
 
 @pytest.mark.parametrize("blank", ["", " ", "\n\t\u3000 "])
 def test_a_blank_text_is_one_zero_vector(encoder: TextEncoder, kind: str, blank: str) -> None:
-    assert check(encoder, ["full", blank], LONGEST[kind])[0].any()
+    assert check(encoder, ["full", blank], MAX_TOKENS[kind])[0].any()
 
 
 def test_no_texts_no_vectors(encoder: TextEncoder) -> None:

@@ -1,4 +1,4 @@
-"""A store's trajectories in, a frozen dataset out: one scan into a local spool, then shard by shard to the blobs."""
+"""Creates a frozen dataset from a store: one scan into a local spool, then shard by shard to the blob store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -45,11 +45,11 @@ from etude.experience.datasets.read import erase
 from etude.experience.datasets.sampling import SPLITS, Columns, DatasetConfig, Sample, draw, without
 
 DOCUMENT = "dataset"
-"""The kind of a store's documents that manifests are kept as."""
+"""The kind of document in which a store keeps manifests."""
 STEP = 1024
-"""Trajectories between two calls of `progress`."""
+"""Number of trajectories between calls of `progress`."""
 BATCH = 10_000
-"""Ids handed to the store at once."""
+"""Ids per call of the store."""
 OUTCOME: dict[bool | None, int] = {success: i for i, success in enumerate(OUTCOMES)}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -68,16 +68,19 @@ def create(
     source: str = "",
     parent: str | None = None,
 ) -> Manifest:
-    """Freeze what matches into an empty prefix, and register it with the store. `progress` hears of rows read.
+    """Freeze matching trajectories into an empty prefix, and register the dataset with the store.
 
-    Again with the same content it changes nothing; killed in between, it leaves nothing that reads as a dataset, and
-    can be called again. DatasetError where nothing matches, or another dataset is there.
+    `progress` is called with the number of rows read. A repeated call with the same content changes nothing; a killed
+    one leaves no readable dataset and can be repeated. DatasetError if nothing matches, or another dataset is there.
     """
     if where.problem not in (None, problem):
-        raise DatasetError(f"the problem is {problem!r}, but --where says problem={where.problem}: leave one out")
+        raise DatasetError(f"the problem is {problem!r}, but the conditions say problem={where.problem}: leave one out")
     where = replace(where, problem=problem)
     there = read_manifest(blobs)
-    with tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as ids:  # gone with this process, however it ends
+    with (
+        tempfile.TemporaryFile() as spool,
+        tempfile.TemporaryFile() as ids,
+    ):  # removed when this process ends, however it ends
         gathered = _gather(store, where, version, config, spool, progress)
         if not gathered.size:
             raise DatasetError(_nothing(store, where, version, gathered.left_out))
@@ -119,7 +122,7 @@ def create(
         manifest = _publish(blobs, manifest) if there is None else there
         register(store, manifest)
         gone = set().union(*(store.forgotten(batch) for batch in _batches(ids)))
-    # Whoever was erased before the members were known was not looked for here.
+    # Trajectories erased before the members were registered were not erased from this dataset.
     if gone and erase(blobs, gone, time=time):
         manifest = read_manifest(blobs) or manifest
         register(store, manifest)
@@ -127,19 +130,19 @@ def create(
 
 
 def register(store: ExperienceStore, manifest: Manifest) -> None:
-    """Let the store know of it, in place of what it knew."""
+    """Register a dataset with the store, replacing an earlier manifest."""
     store.put(DOCUMENT, manifest.id, sealed(manifest))
 
 
 def registered(store: ExperienceStore) -> dict[str, Manifest]:
-    """Datasets made from a store, by id, as they were when they were last registered."""
+    """Datasets made from a store, by id, as last registered."""
     documents: Mapping[str, bytes] = store.documents(DOCUMENT)
     return {key: open_manifest(data, place=f"dataset {key}") for key, data in documents.items()}
 
 
 @dataclass(kw_only=True)
 class _Gathered:
-    """Numbers of the trajectories in the spool, one each."""
+    """Columns of numbers about the trajectories in the spool."""
 
     context: array[int] = field(default_factory=lambda: array("Q"))
     time: array[int] = field(default_factory=lambda: array("q"))
@@ -148,6 +151,7 @@ class _Gathered:
     policy: array[int] = field(default_factory=lambda: array("i"))
     size: array[int] = field(default_factory=lambda: array("q"))
     likeness: array[int] = field(default_factory=lambda: array("Q"))
+    task_types: array[int] = field(default_factory=lambda: array("Q"))
     decisions: array[int] = field(default_factory=lambda: array("i"))
     logged: array[int] = field(default_factory=lambda: array("b"))
     policies: dict[str, int] = field(default_factory=dict)
@@ -162,6 +166,7 @@ class _Gathered:
             policy=np.frombuffer(self.policy, np.int32).astype(np.int64),
             size=np.frombuffer(self.size, np.int64),
             likeness=np.frombuffer(self.likeness, np.uint64) if self.likeness else np.zeros(0, np.uint64),
+            task_types=np.frombuffer(self.task_types, np.uint64) if self.task_types else np.zeros(0, np.uint64),
         )
 
 
@@ -173,7 +178,7 @@ def _gather(
     spool: BinaryIO,
     progress: Callable[[int], None] | None,
 ) -> _Gathered:
-    """Everything that can be learned from; its line but for the weight, after its id, goes to the spool."""
+    """Gather the usable trajectories; the spool gets the id of each and its line without the weight."""
     found, opted_out, read = _Gathered(), store.opted_out(), 0
     for read, (row, body) in enumerate(store.scan(where, version=version), 1):
         if progress is not None and read % STEP == 0:
@@ -182,7 +187,7 @@ def _gather(
         if why := _unfit(row, config, opted_out, logged):
             found.left_out[why] += 1
             continue
-        if b"\n" in body or b"\r" in body:  # they can only stand between tokens
+        if b"\n" in body or b"\r" in body:  # they can only be between tokens
             body = body.replace(b"\n", b" ").replace(b"\r", b" ")
         context = row.context.encode()
         tail = f',"reward":{row.reward!r},"confidence":{row.confidence!r},"context":"{row.context}"'
@@ -196,13 +201,15 @@ def _gather(
         found.logged.append(logged)
         if config.deduplicate:
             found.likeness.append(_likeness(context, body))
+        if config.balance == "task_type":
+            found.task_types.append(_task_types(body))
     if progress is not None and read % STEP:
         progress(read % STEP)
     return found
 
 
 def _unfit(row: Summary, config: DatasetConfig, opted_out: frozenset[str], logged: bool) -> str:
-    """Why it is left out, if it is."""
+    """Why a trajectory is left out; None if it is not."""
     if row.reward is None or not math.isfinite(row.reward):
         return "no reward"
     if row.confidence is None or row.confidence < config.min_confidence:
@@ -232,10 +239,31 @@ _essence = msgspec.json.Decoder(_Essence)
 
 
 def _likeness(context: bytes, body: bytes) -> int:
-    """The same for trajectories with the same request, actions and ending."""
+    """A hash that is equal for trajectories with equal request, actions and ending."""
     essence = _essence.decode(body)
     actions = (bytes(decision.action) for decision in essence.decisions)
     return _hash(b"\0".join((context, repr(essence.outcome).encode(), *actions)))
+
+
+class _Turn(Struct, frozen=True):
+    action: Any = None
+
+
+class _Work(Struct, frozen=True):
+    turns: tuple[_Turn, ...] = ()
+    metadata: dict[str, Any] | None = None
+
+
+_work = msgspec.json.Decoder(_Work)
+
+
+def _task_types(body: bytes) -> int:
+    """The same for trajectories with the same task types: those of their turns, or the one their metadata names."""
+    work = _work.decode(body)
+    actions = [turn.action for turn in work.turns if isinstance(turn.action, dict)]
+    found = {str(action["task_type"]) for action in actions if "task_type" in action}
+    named = (work.metadata or {}).get("task_type")
+    return _hash("\0".join(sorted(found) or [str(named)]).encode())
 
 
 def _hash(data: bytes) -> int:
@@ -243,12 +271,12 @@ def _hash(data: bytes) -> int:
 
 
 def _nothing(store: ExperienceStore, where: Where, version: int, left_out: Mapping[str, int]) -> str:
-    """How many there would be without each condition, or why those that match cannot be used."""
+    """The error if nothing was gathered: the matches without each condition, or why the matches cannot be used."""
     if left_out:
         matching = sum(left_out.values())
-        told = ", ".join(f"{count:,}: {why}" for why, count in left_out.items())
+        reasons = ", ".join(f"{count:,}: {why}" for why, count in left_out.items())
         rescore = f"; `etude reward rescore --version {version}` computes rewards" if "no reward" in left_out else ""
-        return f"{matching:,} trajectories match {str(where)!r}, but none can be used ({told}){rescore}"
+        return f"{matching:,} trajectories match {str(where)!r}, but none can be used ({reasons}){rescore}"
     lines = [f"no trajectory matches {str(where)!r}"]
     for name in where.__struct_fields__:
         if getattr(where, name) is not None:
@@ -264,7 +292,7 @@ def _nothing(store: ExperienceStore, where: Where, version: int, left_out: Mappi
 def _write(
     store: ExperienceStore, blobs: BlobStore | None, gathered: _Gathered, sample: Sample, spool: BinaryIO, ids: BinaryIO
 ) -> tuple[Sample, tuple[Shard, ...]]:
-    """What was written, without whoever was erased meanwhile; without blobs, only hashes are made."""
+    """Write the shards without trajectories erased meanwhile; without blobs, only compute the hashes."""
     spool.flush()
     size = np.frombuffer(gathered.size, np.int64)
     offset = size.cumsum() - size
@@ -288,14 +316,14 @@ def _write(
 
 
 def _by_shard(sample: Sample) -> list[NDArray[np.intp]]:
-    """Places in the sample, in the order of splits, shards and time."""
+    """Indices into the sample, by split, shard and time."""
     order = np.lexsort((sample.shard, sample.split))
     shard = sample.split[order] * (sample.shard.max() + 1) + sample.shard[order]
     return np.split(order, np.flatnonzero(np.diff(shard)) + 1)
 
 
 def _record(spool: BinaryIO, start: int, size: int) -> tuple[str, bytes]:
-    """An id, and its line but for the weight."""
+    """An id, and its line without the weight."""
     name, _, line = os.pread(spool.fileno(), size, start).partition(b"\n")
     return name.decode(), line
 
@@ -319,9 +347,9 @@ def _counts(gathered: _Gathered, sample: Sample) -> Counts:
 
 
 def _definition(store: ExperienceStore, ids: BinaryIO, version: int) -> str | None:
-    """As the rewards themselves name it."""
-    story = store.story(next(_batches(ids))[0])
-    found = [reward.definition for reward in story.rewards if reward.version == version] if story else []
+    """The hash of the reward definition, as the rewards name it."""
+    detail = store.detail(next(_batches(ids))[0])
+    found = [reward.definition for reward in detail.rewards if reward.version == version] if detail else []
     return found[-1] if found else None
 
 
@@ -334,12 +362,12 @@ def _batches(ids: BinaryIO) -> Iterator[list[str]]:
 def _publish(blobs: BlobStore, manifest: Manifest) -> Manifest:
     remove_strays(blobs, manifest.shards)
     data = sealed(manifest)
-    blobs.put(MANIFEST, data, replace=False)  # whoever was faster is asked what it wrote
+    blobs.put(MANIFEST, data, replace=False)  # another process may have been faster: then its manifest counts
     return _same(read_manifest(blobs) or open_manifest(data, place=blobs.url), manifest, blobs)
 
 
 def _same(there: Manifest, manifest: Manifest, blobs: BlobStore) -> Manifest:
-    """The one that is there, where it is the same."""
+    """The existing manifest if it is the same dataset; DatasetError if not."""
     if there.id != manifest.id:
         raise DatasetError(
             f"{blobs.url} holds dataset {there.id} ({there.query or 'everything'}; {there.counts.trajectories:,} "

@@ -1,4 +1,4 @@
-"""What a dataset says of itself: what is in it, from where, under which rules, with which hashes."""
+"""The manifest of a dataset: its content, source, sampling rules and hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etude.experience.datasets.sampling import SPLITS, DatasetConfig
 FORMAT = 1
 MANIFEST = "manifest.json"
 SHARD_KEY = re.compile(rf"(?:{'|'.join(SPLITS)})/\d{{5,}}(?:-\d+)?\.jsonl")
-"""Whatever else lies beside a dataset is none of its own."""
+"""Keys of shards; other files next to a dataset do not belong to it."""
 UNKNOWN = "unknown"
 OUTCOMES: dict[bool | None, str] = {True: "success", False: "failure", None: UNKNOWN}
 
@@ -26,7 +26,7 @@ _UNLOGGED = re.compile(rb'"propensity"\s*:\s*null')
 
 
 class Shard(Struct, frozen=True, kw_only=True):
-    """A blob with a line per trajectory; trajectories of one context are in the same one."""
+    """A blob with a line per trajectory; trajectories of one context are in the same shard."""
 
     key: str
     split: str
@@ -36,67 +36,67 @@ class Shard(Struct, frozen=True, kw_only=True):
 
 
 class Counts(Struct, frozen=True, kw_only=True):
-    """Each dict by its key, of trajectories."""
+    """Numbers of trajectories."""
 
     trajectories: int
     decisions: int
     splits: dict[str, int]
     policies: dict[str, int]
-    """By the version that decided; `unknown` where none is told."""
+    """Trajectories by version of the behaviour policy; `unknown` if it is not logged."""
     outcomes: dict[str, int]
-    """success, failure, unknown."""
+    """Trajectories by outcome: success, failure, unknown."""
     propensities: dict[str, int]
-    """logged: every decision has one; unlogged: some have none, or there is no decision."""
+    """Trajectories by propensities. logged: every decision has one; unlogged: a decision has none, or there is none."""
 
 
 class Lineage(Struct, frozen=True, kw_only=True):
     source: str
-    """The store it was made from, without secrets."""
+    """URL of the store, without secrets."""
     parent: str | None = None
-    """The dataset it follows, if any."""
+    """Id of the dataset that it continues, if any."""
     etude: str
-    """The version that made it."""
+    """Version of Etude that made it."""
 
 
 class Erasure(Struct, frozen=True, kw_only=True):
-    """That trajectories were taken out; never which, nor whose."""
+    """A record that trajectories were erased, without their ids and users."""
 
     time: datetime
     trajectories: int
     before: str
-    """The content's hash until then."""
+    """Hash of the content before the erasure."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """Written last: where there is one, the dataset is whole."""
+    """The manifest, which is written last: if it exists, the dataset is complete."""
 
     format: int = FORMAT
     id: str
-    """The first 16 digits of the content's hash when it was made; it stays when trajectories are erased."""
+    """First 16 digits of the content's hash at creation; it stays when trajectories are erased."""
     content: str
-    """SHA-256 of what `sha256sum` would print of all shards, in their order here."""
+    """SHA-256 of the output of `sha256sum` over all shards, in this order."""
     problem: str
     query: str
-    """As `--where` takes it."""
+    """Query in the syntax of `--where`."""
     where: Where
     version: int
-    """Of the reward."""
+    """Version of the reward."""
     definition: str | None
-    """The reward definition's hash."""
+    """Hash of the reward definition."""
     created: datetime
     first: datetime
-    """When the oldest trajectory began."""
+    """Start of the oldest trajectory."""
     last: datetime
     config: DatasetConfig
     """Sampling, splits and their seed."""
     cuts: tuple[datetime, ...]
-    """Split by time: when validation begins, and when the test does."""
+    """Start times of validation and test, for a split by time."""
     counts: Counts
     left_out: dict[str, int]
-    """Trajectories that match the query and are not in it, by why; duplicates are counted in weights."""
+    """Number of matching trajectories that are left out, by reason; duplicates are counted in weights."""
     lineage: Lineage
     url: str
-    """Where it was made."""
+    """URL where it was created."""
     shards: tuple[Shard, ...]
     erasures: tuple[Erasure, ...] = ()
     seal: str = ""
@@ -112,7 +112,7 @@ _decoder = msgspec.json.Decoder(Manifest)
 
 
 def read_manifest(blobs: BlobStore) -> Manifest | None:
-    """None where there is none; DatasetError where it was altered, or is of a format that is newer than this Etude."""
+    """The manifest; None if there is none. DatasetError if it was altered or has a newer format than this Etude."""
     data = blobs.get(MANIFEST)
     return None if data is None else open_manifest(data, place=blobs.url)
 
@@ -138,7 +138,7 @@ def open_manifest(data: bytes, *, place: str) -> Manifest:
 
 
 def sealed(manifest: Manifest) -> bytes:
-    """As it is written: for people as well, and with its seal."""
+    """The manifest as indented JSON, with its seal."""
     open_end = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, seal="")), indent=1)
     head, key, tail = open_end.rpartition(b'"seal": "')
     return head + key + _seal(open_end).encode() + tail
@@ -149,13 +149,13 @@ def content_hash(shards: Iterable[Shard]) -> str:
 
 
 def is_logged(body: bytes, decisions: int) -> bool:
-    """Whether every decision has its propensity, by a look at the bytes: quotes within texts are escaped."""
+    """Whether every decision has a propensity, judged by the bytes: quotes within texts are escaped."""
     found = body.count(b'"propensity"') if decisions else 0
     return found >= max(1, decisions) and found - len(_UNLOGGED.findall(body)) >= decisions
 
 
 def remove_strays(blobs: BlobStore, shards: Iterable[Shard]) -> None:
-    """Shards that no manifest speaks of: of a dataset that was never finished, or from before an erasure."""
+    """Delete shards that are not in the manifest: of an unfinished dataset, or from before an erasure."""
     for key in set(blobs.keys()) - {shard.key for shard in shards}:
         if SHARD_KEY.fullmatch(key):
             blobs.delete(key)

@@ -1,4 +1,4 @@
-"""A frozen dataset in, examples for a learner out, shard by shard; and the one thing that may change it: erasure."""
+"""Reads a frozen dataset shard by shard as examples for a learner, and erases trajectories from it."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Example(Struct, frozen=True, kw_only=True):
     confidence: float
     weight: float
     context: str
-    """The same for trajectories that answer the same request."""
+    """Equal for trajectories that answer the same request."""
 
 
 _examples = msgspec.json.Decoder(Example)
 
 
 class Dataset:
-    """A frozen one, opened."""
+    """An opened frozen dataset."""
 
     def __init__(self, blobs: BlobStore, *, verify: bool = True) -> None:
-        """DatasetError where there is none, it is of a newer format, or was altered; without `verify` its shards are
-        looked at only when they are read."""
+        """DatasetError if there is no dataset, its format is newer, or it was altered; without `verify` its shards are
+        checked only when they are read."""
         self.blobs, self.manifest = blobs, _manifest(blobs)
         if verify:
             _verify(blobs, self.manifest)
@@ -58,8 +58,8 @@ class Dataset:
     def shards(
         self, split: str, *, without: Callable[[Sequence[str]], set[str]] | None = None
     ) -> Iterator[list[Example]]:
-        """Trajectories of one context are in the same list. `without` says which of some ids to leave out, such as
-        the store's `forgotten`."""
+        """Examples in lists; trajectories of one context are in the same list. `without` returns which of the given
+        ids to leave out, such as the store's `forgotten`."""
         if split not in SPLITS:
             raise DatasetError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
         for shard in self.manifest.shards:
@@ -79,17 +79,17 @@ class Dataset:
 
 
 def verify(blobs: BlobStore, *, progress: Callable[[int], None] | None = None) -> Manifest:
-    """Its manifest, after a look at every byte; DatasetError as `Dataset` has it. `progress` hears of bytes read."""
+    """The manifest, after a check of all shards; DatasetError as in `Dataset`. `progress` is called with bytes read."""
     manifest = _manifest(blobs)
     _verify(blobs, manifest, progress)
     return manifest
 
 
 def erase(blobs: BlobStore, trajectory_ids: Set[str], *, time: datetime) -> int:
-    """Take trajectories out of a dataset, whose id stays; how many there were. Killed in between, call it again.
+    """Erase trajectories from a dataset, whose id stays; return how many. A killed call can be repeated.
 
-    Its manifest tells that and when it happened, never to whom. The dataset can be read at any moment: shards that
-    change are written anew beside the old ones, which go last.
+    Its manifest records that and when it happened, but no ids. The dataset stays readable: changed shards are written
+    next to the old ones, which are deleted last.
     """
     manifest = _manifest(blobs)
     shards: list[Shard] = []
@@ -177,7 +177,7 @@ class _Ended(Struct, frozen=True):
 
 
 class _Fact(Struct, frozen=True):
-    """As much of a trajectory as is counted."""
+    """The fields of a trajectory that are counted."""
 
     id: str
     policy: str | None = None
@@ -193,7 +193,7 @@ _lines = msgspec.json.Decoder(_Line)
 
 
 def _counted(line: bytes, fact: _Fact, shard: Shard) -> Counter[tuple[str, str]]:
-    """Under the names of `Counts`."""
+    """The counts of one line, under the names of `Counts`."""
     many = len(fact.decisions)
     return Counter(
         {

@@ -1,13 +1,13 @@
-"""Which of the gathered trajectories a dataset takes, how much each weighs, and in which split and shard it lies.
+"""Chooses the trajectories of a dataset, their weights, and their splits and shards.
 
-Numbers of a million trajectories at once: nothing here sees what is in them.
+It works on arrays of numbers about a million trajectories at once, not on their content.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,9 @@ from etude.contracts.errors import ConfigError
 
 SPLITS = ("train", "validation", "test")
 SHARD_BYTES = 32 << 20
-"""Long trajectories make shards of fewer, so that each fits into memory."""
+"""Maximum size of a shard, so that it fits into memory."""
 CLOSE = 0.01
-"""Added to how far a reward is from its context's mean, so that nothing weighs nothing."""
+"""Added to the distance of a reward from its context's mean, so that no weight is 0."""
 
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -28,27 +28,27 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     split: Literal["context", "time"] = "context"
-    """context: all that answer the same request are in one split; time: the newest are the test."""
+    """context: trajectories of the same request are in one split; time: the newest are the test split."""
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """Of train, validation and test."""
+    """Shares of train, validation and test."""
     seed: int = 0
-    """Of splits, and of what `limit` takes."""
+    """Seed of the splits and of the sample that `limit` takes."""
     shard_size: int = 4096
-    """Trajectories of a shard, about."""
-    balance: Literal["none", "outcome", "policy"] = "none"
-    """Weigh trajectories so that every outcome, or every policy, counts as much as the others."""
+    """Approximate number of trajectories per shard."""
+    balance: Literal["none", "outcome", "policy", "task_type"] = "none"
+    """Weight trajectories so that every outcome, policy or set of task types has the same total weight."""
     prioritise: float = 0.0
-    """Weigh trajectories by how far their reward is from the mean of their context, to this power; 0 is off."""
+    """Weight trajectories by the distance of their reward from the mean of their context, to this power; 0 is off."""
     deduplicate: bool = False
-    """Of those with the same request, actions and ending, keep the oldest and let it weigh as much as all."""
+    """Keep the oldest trajectory of those with equal request, actions and ending, with the weight of all of them."""
     limit: int | None = None
-    """Take at most so many, of contexts drawn by the seed."""
+    """Maximum number of trajectories; whole contexts are sampled by the seed."""
     min_confidence: float = 0.0
-    """Leave out rewards that less is known of."""
+    """Leave out rewards with a lower confidence."""
     require_propensity: bool = False
-    """Leave out trajectories with a decision whose propensity nobody logged."""
+    """Leave out trajectories with a decision without a logged propensity."""
     cap: float | None = None
-    """No weight above so many times their mean."""
+    """Largest weight, as a multiple of the mean weight."""
 
     def __post_init__(self) -> None:
         wrong = {
@@ -75,7 +75,7 @@ EXPECTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What is known of each trajectory, (N,) each, oldest first."""
+    """Columns of numbers about the trajectories, (N,) each, oldest first."""
 
     context: Hashes
     time: Ints  # µs since 1970
@@ -83,7 +83,8 @@ class Columns:
     outcome: Ints  # 0 … 2
     policy: Ints
     size: Ints  # bytes
-    likeness: Hashes  # the same for those with the same request, actions and ending; empty where nobody asks
+    task_types: Hashes  # equal for equal sets of task types; empty if not needed
+    likeness: Hashes  # equal for equal request, actions and ending; empty if not needed
 
     def __len__(self) -> int:
         return len(self.context)
@@ -91,11 +92,11 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a dataset takes, (M,) each."""
+    """The trajectories of a dataset, (M,) each."""
 
-    rows: Ints  # of the columns, ascending
+    rows: Ints  # row numbers of the columns, ascending
     weight: Floats
-    split: Ints  # of SPLITS
+    split: Ints  # index into SPLITS
     shard: Ints  # within its split
     cuts: tuple[int, ...]  # µs since 1970; split by time only
     duplicates: int
@@ -117,9 +118,8 @@ def draw(columns: Columns, config: DatasetConfig) -> Sample:
     if config.prioritise:
         weight = weight * _priorities(columns.context[rows], columns.reward[rows], config.prioritise)
     if config.balance != "none":
-        weight = weight * _balance(
-            columns.outcome[rows] if config.balance == "outcome" else columns.policy[rows], weight
-        )
+        kind = {"outcome": columns.outcome, "policy": columns.policy, "task_type": columns.task_types}[config.balance]
+        weight = weight * _balance(kind[rows], weight)
     if config.cap is not None and len(weight):
         weight = np.minimum(weight, config.cap * weight.mean())
     split, cuts = _split(columns, rows, config)
@@ -130,7 +130,7 @@ def draw(columns: Columns, config: DatasetConfig) -> Sample:
 
 
 def without(sample: Sample, gone: NDArray[np.bool_]) -> Sample:
-    """The same for the others."""
+    """The sample without the rows that are `gone`."""
     kept = {name: getattr(sample, name)[~gone] for name in ("rows", "weight", "split", "shard")}
     return replace(sample, **kept)
 
@@ -143,8 +143,8 @@ def _priorities(context: Hashes, reward: Floats, alpha: float) -> Floats:
     return np.asarray(priority / priority.mean() if len(priority) else priority)
 
 
-def _balance(kind: Ints, weight: Floats) -> Floats:
-    """What makes the weights of every kind sum to the same, and all of them to what they were."""
+def _balance(kind: NDArray[np.integer[Any]], weight: Floats) -> Floats:
+    """Factors that make the weights of every kind sum to the same and keep the total."""
     _, place = np.unique(kind, return_inverse=True)
     mass = np.bincount(place, weights=weight)
     return np.asarray((weight.sum() / (len(mass) * mass))[place]) if len(mass) else weight
@@ -157,7 +157,7 @@ def _split(columns: Columns, rows: Ints, config: DatasetConfig) -> tuple[Ints, t
         return np.searchsorted(ends, place, side="right"), ()
     time = columns.time[rows]
     marks = np.round(ends * len(time)).astype(np.int64)
-    # Beyond the newest where a share is 0: those that began at the same moment are never parted.
+    # After the newest if a share is 0: trajectories of the same time stay in one split.
     cuts = np.array([time[mark] if mark < len(time) else time[-1] + 1 for mark in marks]) if len(time) else marks
     return np.searchsorted(cuts, time, side="right"), tuple(cuts.tolist())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from etude.experience.redaction.found import PLACEHOLDER, Found, View
+from etude.experience.redaction.matches import PLACEHOLDER, Match, View
 from etude.experience.redaction.numbers import find_ipv6
 
 _LOCAL = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}\Z")
@@ -19,7 +19,7 @@ _CREDENTIALS = re.compile(r"([^\s/@:\"'<>\x00\x01]{0,256}):((?!\d{1,5}[?#])[^\s/
 _USER = re.compile(r"(?=[^\s/@:]{0,255}[0-9])([^\s/?#@:\"'<>\x00\x01]{20,256})@")
 
 
-def find_emails(view: View) -> Iterator[Found]:
+def find_emails(view: View) -> Iterator[Match]:
     text, at = view.text, view.text.find("@")
     while at >= 0:
         domain = _DOMAIN.match(text, at + 1)
@@ -29,13 +29,13 @@ def find_emails(view: View) -> Iterator[Found]:
             if view.low[at - len(name) - 1 : at - len(name)] == b"\\":  # \n before it, as JSON in a string has it
                 name = name[1:] if name[:1] in "nrt" else name
             if name and name != "git":
-                yield Found(
+                yield Match(
                     "email", at - len(name), domain.end(), f"{name}@{domain[0]}".lower(), "it is an e-mail address"
                 )
         at = text.find("@", at + 1)
 
 
-def find_after_colons(view: View) -> Iterator[Found]:
+def find_after_colons(view: View) -> Iterator[Match]:
     done = 0
     for match in _COLON.finditer(view.text):
         if match.start() < done:
@@ -48,9 +48,9 @@ def find_after_colons(view: View) -> Iterator[Found]:
             yield found
 
 
-def _url_password(text: str, start: int) -> Found | None:
+def _url_password(text: str, start: int) -> Match | None:
     pair = _CREDENTIALS.match(text, start)
     if pair and not PLACEHOLDER.fullmatch(pair[2]):
-        return Found("url_password", pair.start(2), pair.end(2), pair[2], "it is the password in a URL")
+        return Match("url_password", pair.start(2), pair.end(2), pair[2], "it is the password in a URL")
     user = None if pair else _USER.match(text, start)
-    return user and Found("url_password", user.start(1), user.end(1), user[1], "it is the token in a URL")
+    return user and Match("url_password", user.start(1), user.end(1), user[1], "it is the token in a URL")

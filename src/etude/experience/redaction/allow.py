@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from etude.contracts.errors import ConfigError
-from etude.experience.redaction.found import Found
+from etude.experience.redaction.matches import Match
 
 _MARKS = re.compile(r"[\s()./+-]")
 
@@ -26,7 +26,7 @@ class AllowList:
     def __bool__(self) -> bool:
         return bool(self._values or self._domains or self._networks or self._patterns)
 
-    def holds(self, found: Found, value: str) -> bool:
+    def holds(self, found: Match, value: str) -> bool:
         if value.lower() in self._values or _MARKS.sub("", found.key).lower() in self._values:
             return True
         if found.kind == "email" and any(found.key.endswith(domain) for domain in self._domains):

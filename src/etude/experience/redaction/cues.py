@@ -43,7 +43,7 @@ _NATIONAL = {
     r"hetu\b|henkilötunnus": "fi.hetu",
     r"rijksregister|registre": "be.nn",
 }
-"""Words beside national ids, and the checks in python-stdnum."""
+"""Words next to national ids, and the checks in python-stdnum."""
 _SSN = re.compile(r"ssns?\b|.*ssn\b|security|itin\b|tin\b|taxpayer")
 
 
@@ -61,15 +61,15 @@ def read_cues(before: str) -> Sense:
     phone: str | None = None
     numbered, card, ssn, national, somebody = False, False, False, None, False
     for distance, word in enumerate(reversed(_WORDS.findall(before))):
-        said = _known[word]
+        sense = _known[word]
         somebody = somebody or word in _SOMEBODY
-        if said is _NOTHING:
+        if sense is _NOTHING:
             continue
-        if said.phone == "numbered":  # of what, the words before may say
+        if sense.phone == "numbered":  # of what, the words before may say
             numbered = True
-        elif phone is None and not (said.phone == "otherwise" and distance > 3):  # too far away to mean this one
-            phone = said.phone
-        card, ssn, national = card or said.card, ssn or said.ssn, national or said.national
+        elif phone is None and not (sense.phone == "otherwise" and distance > 3):  # too far away to mean this one
+            phone = sense.phone
+        card, ssn, national = card or sense.card, ssn or sense.ssn, national or sense.national
     phone = phone or ("reached" if numbered else None)
     return Sense("called" if phone == "reached" and somebody else phone, card, ssn, national)
 
@@ -86,13 +86,13 @@ class _Known(dict[str, Sense]):
         phones = (("called", _CALLED), ("reached", _REACHED), ("otherwise", _OTHERWISE), ("numbered", _NUMBERED))
         phone = next((name for name, form in phones if form.match(word)), None)
         national = next((module for cue, module in _NATIONAL.items() if re.match(cue, word)), None)
-        said = Sense(phone, _CARD.match(word) is not None, _SSN.match(word) is not None, national)
-        if len(self) >= _MOST:
+        sense = Sense(phone, _CARD.match(word) is not None, _SSN.match(word) is not None, national)
+        if len(self) >= _MAX_WORDS:
             self.clear()
-        self[word] = said = _NOTHING if said == _NOTHING else said
-        return said
+        self[word] = sense = _NOTHING if sense == _NOTHING else sense
+        return sense
 
 
 _NOTHING = Sense()
-_MOST = 20_000
+_MAX_WORDS = 20_000
 _known = _Known()

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from etude.contracts.errors import DataError
 from etude.experience.redaction.cues import Sense, sense_of
-from etude.experience.redaction.found import LINK, START
+from etude.experience.redaction.matches import LINK, START
 from etude.experience.redaction.names import SecretNames
 
 _HARMLESS = re.compile(r"[A-Za-z_.]{1,15}")
-_MOST, _LONGEST = 10_000, 100
-_SMALLEST, _CARDS, _LARGEST = 10**6, 10**12, 10**25
+_MAX_KEYS, _MAX_KEY_CHARS = 10_000, 100
+_MIN_NUMBER, _MIN_CARD, _MAX_NUMBER = 10**6, 10**12, 10**25
 
 
 class Key(NamedTuple):
@@ -34,15 +34,15 @@ class Keys(dict[object, Key]):
     def __missing__(self, key: object) -> Key:
         if not isinstance(key, str):
             return _NO_KEY
-        said = sense_of(key)
+        sense = sense_of(key)
         known = Key(
             kind=self._names.kind(key),
-            read=_HARMLESS.fullmatch(key) is None or said != Sense(),
-            number=said.phone in ("called", "reached") or said.card or said.ssn or said.national is not None,
+            read=_HARMLESS.fullmatch(key) is None or sense != Sense(),
+            number=sense.phone in ("called", "reached") or sense.card or sense.ssn or sense.national is not None,
         )
-        if len(self) >= _MOST:
+        if len(self) >= _MAX_KEYS:
             self.clear()
-        if len(key) <= _LONGEST:
+        if len(key) <= _MAX_KEY_CHARS:
             self[key] = known
         return known
 
@@ -56,12 +56,12 @@ class Document:
     `parts` alternates marks and what they stand before; `secret` has the kinds of those whose key tells it.
     """
 
-    def __init__(self, value: Any, keys: Keys, deepest: int) -> None:
-        """DataError where the value is nested deeper than `deepest`."""
+    def __init__(self, value: Any, keys: Keys, max_depth: int) -> None:
+        """DataError where the value is nested deeper than `max_depth`."""
         self.parts: list[str] = []
         self.secret: dict[int, str] = {}
-        self._value, self._keys, self._deepest = value, keys, deepest
-        self._read(value, START, _NO_KEY, deepest)
+        self._value, self._keys, self._max_depth = value, keys, max_depth
+        self._read(value, START, _NO_KEY, max_depth)
 
     def _read(self, value: Any, mark: str, key: Key, left: int) -> None:
         if isinstance(value, str) or (type(value) is int and _counts(value, key)):
@@ -125,13 +125,13 @@ class Document:
 
     def _too_deep(self) -> DataError:
         return DataError(
-            f"a value is nested deeper than {self._deepest} levels, which is not redacted and so not kept: "
+            f"a value is nested deeper than {self._max_depth} levels, which is not redacted and so not kept: "
             "flatten it, or send its inner part as a string of JSON"
         )
 
 
 def _inner(key: Key, outer: Key, name: str, owner: dict[Any, Any]) -> Key:
-    """What is under a secret key is secret too; but a token beside its logprob is a language model's."""
+    """What is under a secret key is secret too; but a token next to its logprob is a language model's."""
     if key.kind:
         return key if name != "token" or "logprob" not in owner else _NO_KEY
     return key._replace(kind=outer.kind) if outer.kind else key
@@ -139,13 +139,15 @@ def _inner(key: Key, outer: Key, name: str, owner: dict[Any, Any]) -> Key:
 
 def _counts(value: int, key: Key) -> bool:
     """Whether a whole number may be a secret, a phone's or an id: cards are long and do not begin as times do."""
-    if value >= _LARGEST:
+    if value >= _MAX_NUMBER:
         return False
-    return key.kind is not None or (value >= _SMALLEST if key.number else value >= _CARDS and str(value)[0] in "23456")
+    return key.kind is not None or (
+        value >= _MIN_NUMBER if key.number else value >= _MIN_CARD and str(value)[0] in "23456"
+    )
 
 
 def _free(made: dict[Any, Any], key: Any) -> Any:
-    """Two keys may hold one value in two spellings: the second stays apart."""
+    """Two keys may hold one value in two spellings: the second gets a number."""
     if key not in made:
         return key
     return next(name for number in count(2) if (name := f"{key} ({number})") not in made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from etude.experience.redaction.found import PLACEHOLDER
+from etude.experience.redaction.matches import PLACEHOLDER
 
 _PASSWORD = (
     r"passw(?:or)?d|passwort|passphrase|passcode|pwd|"
@@ -23,7 +23,7 @@ _HARMLESS = re.compile(
     r"(?:page|next|continuation|sync|stop|start|end|eos|bos|pad|unk|mask|sep|cls|special|first|last|per|new|cancellation|"
     r"input|output|prompt|completion|max|min|total|num|n|each|every|this|current)tokens?\Z|tokentype\Z"
 )
-_MOST, _LONGEST = 10_000, 100
+_MAX_NAMES, _MAX_NAME_CHARS = 10_000, 100
 
 
 class SecretNames:
@@ -37,9 +37,9 @@ class SecretNames:
         try:
             return self._known[name]
         except KeyError:
-            judged = len(name) <= _LONGEST and not PLACEHOLDER.search(name)
+            judged = len(name) <= _MAX_NAME_CHARS and not PLACEHOLDER.search(name)
             kind = self._judge(_plain(name)) if judged else None
-            if len(self._known) >= _MOST:
+            if len(self._known) >= _MAX_NAMES:
                 self._known.clear()
             self._known[name] = kind
             return kind

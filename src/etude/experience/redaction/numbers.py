@@ -9,7 +9,7 @@ from importlib import import_module
 from ipaddress import ip_address
 
 from etude.experience.redaction.cues import Sense, read_cues
-from etude.experience.redaction.found import Found, View
+from etude.experience.redaction.matches import Match, View
 
 # Seven digits with at most three other characters between two, or four short numbers, but no ISO date. Reads
 # the shape of a text, where one literal ~0 skips most of it.
@@ -64,7 +64,7 @@ IBAN_LENGTHS = {
 }  # fmt: skip
 
 
-def find_numbers(view: View) -> Iterator[Found]:
+def find_numbers(view: View) -> Iterator[Match]:
     done = 0
     for match in _START.finditer(view.shape):
         start = match.start()  # the shape is off by one: this is the digit
@@ -74,13 +74,13 @@ def find_numbers(view: View) -> Iterator[Found]:
                 yield found
 
 
-def find_ibans(view: View) -> Iterator[Found]:
+def find_ibans(view: View) -> Iterator[Match]:
     for match in _IBAN_START.finditer(view.shape):
         if found := _iban(view, match.start()):
             yield found
 
 
-def _classify(view: View, start: int) -> Found | None:
+def _classify(view: View, start: int) -> Match | None:
     """A finding without a kind is a number of another sort, whose digits need no second look."""
     text = view.text
     if (
@@ -97,7 +97,7 @@ def _classify(view: View, start: int) -> Found | None:
     form = _FORM.match(text, start)
     named = form.lastgroup if form else None
     if form and named in ("date", "decimal"):
-        return Found("", start, form.end(), "", "")
+        return Match("", start, form.end(), "", "")
     if form and named == "ip":
         return _ip(view, start, form.end())
     cues = read_cues(view.before(start, 48)) if view.has_words(start, 48) else Sense()
@@ -108,28 +108,28 @@ def _classify(view: View, start: int) -> Found | None:
         and not (cues.ssn or cues.national or cues.card)
         and not _is_plus(text, start)
     ):
-        return Found("", start, plain.end(), "", "")
+        return Match("", start, plain.end(), "", "")
     if form and named == "ssn" and _is_ssn(form[0], cues):
-        return Found("ssn", start, form.end(), _digits(form[0]), "it has the form of a US social security number")
+        return Match("ssn", start, form.end(), _digits(form[0]), "it has the form of a US social security number")
     if form and named == "cpf" and import_module("stdnum.br.cpf").is_valid(form[0]):
-        return Found("ssn", start, form.end(), _digits(form[0]), "the checksum of a Brazilian CPF holds")
+        return Match("ssn", start, form.end(), _digits(form[0]), "the checksum of a Brazilian CPF holds")
     found = _card(text, start, cues)
     if found is None and (cues.ssn or cues.national):
         found = _national_id(text, start, cues)
     return found or _phone(view, start, cues)
 
 
-def _ip(view: View, start: int, end: int) -> Found | None:
+def _ip(view: View, start: int, end: int) -> Match | None:
     parts = view.text[start:end].split(".")
     if any(int(part) > 255 for part in parts) or _NUMBERED.search(view.before(start, 12)):
         return None
     key = ".".join(str(int(part)) for part in parts)
-    if key.startswith("127.") or key == "0.0.0.0":  # every machine's own: nobody's
-        return Found("", start, end, "", "")
-    return Found("ip", start, end, key, "it is an IPv4 address")
+    if key.startswith("127.") or key == "0.0.0.0":  # every machine's own, and so personal to none
+        return Match("", start, end, "", "")
+    return Match("ip", start, end, key, "it is an IPv4 address")
 
 
-def find_ipv6(view: View, colon: int) -> tuple[Found | None, int]:
+def find_ipv6(view: View, colon: int) -> tuple[Match | None, int]:
     """The IPv6 address around a colon, and where what might be one ends."""
     text = view.text
     lead = text[max(0, colon - 40) : colon]
@@ -141,14 +141,14 @@ def find_ipv6(view: View, colon: int) -> tuple[Found | None, int]:
     if candidate.endswith(":") and not candidate.endswith("::"):
         candidate = candidate[:-1]
     end = start + len(candidate)
-    few = len(candidate) - candidate.count(":") < 3  # :: and ::1 are nobody's
+    few = len(candidate) - candidate.count(":") < 3  # :: and ::1 name no machine
     if few or view.is_word(start - 1) or view.is_word(end) or text[max(0, start - 1) : start] == ":":
         return None, stop
     try:
         address = ip_address(candidate)
     except ValueError:
         return None, stop
-    return Found("ip", start, end, str(address), "it is an IPv6 address"), stop
+    return Match("ip", start, end, str(address), "it is an IPv6 address"), stop
 
 
 _HEX = "0123456789abcdefABCDEF:."
@@ -162,7 +162,7 @@ def _is_ssn(number: str, cues: Sense) -> bool:
     )
 
 
-def _card(text: str, start: int, cues: Sense) -> Found | None:
+def _card(text: str, start: int, cues: Sense) -> Match | None:
     match = _CARD.match(text, start)
     if match is None or text[max(0, start - 1) : start] == "+":
         return None
@@ -170,11 +170,11 @@ def _card(text: str, start: int, cues: Sense) -> Found | None:
     numbers = [(end, _digits(text[start:end])) for end in ends if end > 0]
     for end, digits in numbers:
         if luhn(digits) and (brand := _brand(digits)) and len(digits) >= 13:
-            return Found("card", start, end, digits, f"Luhn's checksum holds, and {brand} cards begin so")
+            return Match("card", start, end, digits, f"Luhn's checksum holds, and {brand} cards begin so")
     if cues.card:
         for end, digits in numbers:
             if 12 <= len(digits) <= 19 and (luhn(digits) or _brand(digits)):
-                return Found("card", start, end, digits, "it is announced as a card number")
+                return Match("card", start, end, digits, "it is announced as a card number")
     return None
 
 
@@ -208,7 +208,7 @@ def _brand(digits: str) -> str | None:
     return None
 
 
-def _iban(view: View, start: int) -> Found | None:
+def _iban(view: View, start: int) -> Match | None:
     country = view.text[start : start + 2].upper()
     length = IBAN_LENGTHS.get(country)
     match = length and _iban_form(length).match(view.text, start)
@@ -217,9 +217,9 @@ def _iban(view: View, start: int) -> Found | None:
     plain = re.sub("[ -]", "", match[0]).upper()
     rearranged = "".join(str(int(character, 36)) for character in plain[4:] + plain[:4])
     if int(rearranged) % 97 == 1:
-        return Found("iban", start, match.end(), plain, "the checksum of an IBAN holds")
+        return Match("iban", start, match.end(), plain, "the checksum of an IBAN holds")
     if "iban" in view.before(start, 30):
-        return Found("iban", start, match.end(), plain, "it is announced as an IBAN")
+        return Match("iban", start, match.end(), plain, "it is announced as an IBAN")
     return None
 
 
@@ -228,19 +228,19 @@ def _iban_form(length: int) -> re.Pattern[str]:
     return re.compile(rf"[A-Za-z]{{2}}[0-9]{{2}}(?:[ -]?[A-Za-z0-9]){{{length - 4}}}(?![A-Za-z0-9_])")
 
 
-def _national_id(text: str, start: int, cues: Sense) -> Found | None:
+def _national_id(text: str, start: int, cues: Sense) -> Match | None:
     form = _NATIONAL_FORM.match(text, start)
     if form is None:
         return None
     if cues.ssn and len(_digits(form[0])) == 9:
-        return Found("ssn", start, form.end(), _digits(form[0]), "it is announced as a social security number")
+        return Match("ssn", start, form.end(), _digits(form[0]), "it is announced as a social security number")
     if cues.national is None or not import_module(f"stdnum.{cues.national}").is_valid(form[0]):
         return None
     key = re.sub(r"\W", "", form[0])
-    return Found("ssn", start, form.end(), key, "it is announced as a national id, and its checksum holds")
+    return Match("ssn", start, form.end(), key, "it is announced as a national id, and its checksum holds")
 
 
-def _phone(view: View, start: int, cues: Sense) -> Found | None:
+def _phone(view: View, start: int, cues: Sense) -> Match | None:
     text = view.text
     match = _PHONE.match(text, start)
     if match is None:
@@ -263,7 +263,7 @@ def _phone(view: View, start: int, cues: Sense) -> Found | None:
     if why is None:
         return None
     end = extension.end() if extension else end
-    return Found("phone", first, end, _digits(text[first:end]), why)
+    return Match("phone", first, end, _digits(text[first:end]), why)
 
 
 def _one_number(body: str) -> str:
@@ -298,7 +298,7 @@ def _why_phone(body: str, cue: str | None, *, plus: bool, opened: bool, extensio
     if extension:
         return "an extension follows it"
     if opened and len(digits) <= 12 and not body.startswith(("19", "20")):
-        return "an area code stands in brackets"
+        return "its area code is in brackets"
     if (match := _NORTH_AMERICAN.match(body)) and match.end() == len(body):
         return "it is grouped as North American numbers are"
     if digits[0] == "0" and digits[1] != "0" and 9 <= len(digits) <= 12 and "/" not in body[4:]:

@@ -1,4 +1,4 @@
-"""Text in; keys and tokens of providers, private keys, and what stands after names like `password=` out."""
+"""Text in; keys and tokens of providers, private keys, and what follows names like `password=` out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from string import ascii_letters, digits
 
-from etude.experience.redaction.found import PLACEHOLDER, START, Found, View
+from etude.experience.redaction.matches import PLACEHOLDER, START, Match, View
 from etude.experience.redaction.names import SecretNames
 
 # How a provider's tokens look, and whose they are. All are made of runs of at least RUN letters, digits, _ and -.
@@ -112,10 +112,10 @@ _NO_VALUE = re.compile(  # masked already, filled in later, or a word about it
 _CODE = re.compile(  # a collection, a variable, a call, a look-up, an attribute
     r"[\[({]|\$\(|\$\{?[A-Za-z_]\w*\}?\Z|[A-Za-z_][\w.]*[(\[]|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\Z"
 )
-_LONGEST, _LONGEST_KEY = 4096, 16384
+_MAX_CHARS, _MAX_KEY_CHARS = 4096, 16384
 
 
-def find_tokens(view: View) -> Iterator[Found]:
+def find_tokens(view: View) -> Iterator[Match]:
     """Keys and tokens: each lies in a long run of letters, digits, _ and -, so nothing else is looked at."""
     text, runs = view.text, view.runs
     place = runs.find(RUN)
@@ -133,12 +133,12 @@ def find_tokens(view: View) -> Iterator[Found]:
         yield from _private_keys(text)
 
 
-def _in_run(view: View, start: int, end: int) -> Iterator[Found]:
+def _in_run(view: View, start: int, end: int) -> Iterator[Match]:
     text = view.text
     if (match := _PROVIDER.search(text, start, end)) and (found := _of_provider(text, match)):
         yield found
         if found.why.endswith(" AWS") and (secret := _AWS_SECRET.search(text, found.end, found.end + 200)):
-            yield _secret(text, secret.start(), secret.end(), "it stands beside a key id of AWS")
+            yield _secret(text, secret.start(), secret.end(), "it is next to a key id of AWS")
         return
     lead = view.low[max(0, start - 9) : start]
     if lead.endswith((b"bearer ", b"bearer%20", b"basic ")):
@@ -156,7 +156,7 @@ def _in_run(view: View, start: int, end: int) -> Iterator[Found]:
                 yield _secret(text, start, match.end(), "it signs a URL")
 
 
-def _of_provider(text: str, match: re.Match[str]) -> Found | None:
+def _of_provider(text: str, match: re.Match[str]) -> Match | None:
     begins, _, owner = _PROVIDERS[(match.lastindex or 1) - 1]
     dotted = _DOTTED.match(text, match.end())
     if dotted is None and begins == "eyJ":  # any JSON in base64 begins so
@@ -172,22 +172,22 @@ def _is_basic(token: str) -> bool:
         return False
 
 
-def _private_keys(text: str) -> Iterator[Found]:
+def _private_keys(text: str) -> Iterator[Match]:
     done = 0
     for match in _PEM.finditer(text):
         if match.start() < done:
             continue
-        end = text.find("-----END", match.end(), match.end() + _LONGEST_KEY)
+        end = text.find("-----END", match.end(), match.end() + _MAX_KEY_CHARS)
         stop = text.find("-----", end + 8, end + 80) if end >= 0 else -1
         done = stop + 5
         if stop < 0 or START in text[match.start() : done]:  # cut off: what still looks like a key goes
-            body = _PEM_BODY.match(text, match.end(), match.end() + _LONGEST_KEY)
+            body = _PEM_BODY.match(text, match.end(), match.end() + _MAX_KEY_CHARS)
             done = body.end() if body else match.end()
         yield _secret(text, match.start(), done, "it is a private key in PEM form")
 
 
-def find_assigned(view: View, names: SecretNames, extra: re.Pattern[bytes] | None) -> Iterator[Found]:
-    """What stands after a name that says it is secret: in JSON, query strings, headers, shell, code and prose."""
+def find_assigned(view: View, names: SecretNames, extra: re.Pattern[bytes] | None) -> Iterator[Match]:
+    """What follows a name that says it is secret: in JSON, query strings, headers, shell, code and prose."""
     for form in _ASSIGNED if extra is None else (*_ASSIGNED, extra):
         done = 0
         for match in form.finditer(view.low):
@@ -215,7 +215,7 @@ def extra_names(extra: tuple[str, ...]) -> re.Pattern[bytes] | None:
     return re.compile(b"(?:" + words + b")" + _NAMED.encode())
 
 
-def _assigned(view: View, names: SecretNames, anchor: int, end: int) -> Found | None:
+def _assigned(view: View, names: SecretNames, anchor: int, end: int) -> Match | None:
     text = view.text
     lead = text[max(0, anchor - 40) : anchor]
     start = anchor - len(lead) + len(lead.rstrip(_WORD))
@@ -239,7 +239,7 @@ def _assigned(view: View, names: SecretNames, anchor: int, end: int) -> Found | 
     return value and _of_name(kind, text, end, value.end())
 
 
-def _value(view: View, kind: str, start: int, *, name: str, sign: str) -> Found | None:
+def _value(view: View, kind: str, start: int, *, name: str, sign: str) -> Match | None:
     text = view.text
     spaced = text[start : start + 1] == " "
     opening = _OPENING.match(text, start)
@@ -280,7 +280,7 @@ def _is_meant(kind: str, value: str, name: str, sign: str, spaced: bool, after: 
 
 def _closing(text: str, start: int, quote: str) -> int:
     """Where the quoted value ends; at the line's end where its quote is not closed."""
-    stop = min(len(text), start + _LONGEST)
+    stop = min(len(text), start + _MAX_CHARS)
     end = text.find(quote, start, stop)
     while end > 0 and len(quote) == 1 and text[end - 1] == "\\" and (end - len(text[:end].rstrip("\\"))) % 2:
         end = text.find(quote, end + 1, stop)
@@ -290,12 +290,12 @@ def _closing(text: str, start: int, quote: str) -> int:
     return min(breaks, default=stop)
 
 
-def _of_name(kind: str, text: str, start: int, end: int) -> Found | None:
+def _of_name(kind: str, text: str, start: int, end: int) -> Match | None:
     value = text[start:end].rstrip()
     if _NO_VALUE.match(value) or not any(map(str.isprintable, PLACEHOLDER.sub("", value).strip())):
         return None
-    return Found(kind, start, start + len(value), value, f"its name says that it is a {kind}")
+    return Match(kind, start, start + len(value), value, f"its name says that it is a {kind}")
 
 
-def _secret(text: str, start: int, end: int, why: str) -> Found:
-    return Found("secret", start, end, text[start:end], why)
+def _secret(text: str, start: int, end: int, why: str) -> Match:
+    return Match("secret", start, end, text[start:end], why)

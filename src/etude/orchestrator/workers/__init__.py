@@ -1,1 +1,1 @@
-"""What carries subtasks out, one kind a file, behind the port `Worker`."""
+"""Workers, one kind per file, behind the port `Worker`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import difflib
 import functools
 import importlib
 import inspect
@@ -14,6 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from etude.contracts.errors import WorkersError
+from etude.contracts.suggestions import nearest
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ NAMES = ("subtask", "instruction", "inputs", "task_type", "description")
 
 
 class CallableWorker:
-    """Awaits an async callable; runs any other in a thread of its own, so that one that hangs blocks nobody.
+    """Awaits an async callable; runs any other in a thread of its own, so that one that hangs blocks nothing else.
 
     A thread cannot be ended: a sync callable that is cancelled runs on until it returns, and its result is dropped.
     What it raises is a WorkerError: one of its own as it is, TimeoutError as TIMEOUT, other OSErrors as UNAVAILABLE,
@@ -36,7 +36,7 @@ class CallableWorker:
     async def check(self) -> None:
         """It is there."""
 
-    def most_usd(self, subtask: Subtask) -> float | None:
+    def max_usd(self, subtask: Subtask) -> float | None:
         return self._usd
 
     async def do(self, subtask: Subtask) -> Reply:
@@ -133,7 +133,7 @@ async def in_thread(call: Callable[[], T]) -> T:
         outcome = _outcome(lambda: context.run(call))
         try:
             loop.call_soon_threadsafe(_settle, future, outcome)
-        except RuntimeError:  # the loop is closed: nobody waits
+        except RuntimeError:  # the loop is closed: nothing waits
             _drop(outcome)
 
     threading.Thread(target=run, name="etude-call", daemon=True).start()
@@ -163,7 +163,7 @@ def _settle(future: asyncio.Future[Callable[[], T]], outcome: Callable[[], T]) -
 
 
 def _drop(outcome: Callable[[], Any]) -> None:
-    """What nobody waits for; a coroutine that is never awaited would complain."""
+    """What nothing waits for; a coroutine that is never awaited would complain."""
     with suppress(Exception):
         result = outcome()
         if inspect.iscoroutine(result):
@@ -190,6 +190,5 @@ def _attribute(owner: Any, part: str, name: str) -> Any:
     try:
         return getattr(owner, part)
     except AttributeError as error:
-        close = difflib.get_close_matches(part, dir(owner), n=1)
-        guess = f": did you mean {close[0]!r}?" if close else ""
-        raise WorkersError(f"{name!r}: {getattr(owner, '__name__', owner)} has no {part!r}{guess}") from error
+        hint = nearest(part, dir(owner))
+        raise WorkersError(f"{name!r}: {getattr(owner, '__name__', owner)} has no {part!r}{hint}") from error

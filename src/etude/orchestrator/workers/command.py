@@ -1,4 +1,4 @@
-"""A command line as a worker: the subtask goes in on stdin as JSON, what comes out on stdout is the output.
+"""A command line as a worker: the subtask goes in on stdin, what comes out on stdout is the output.
 
 A process gets a group of its own, and nothing of that group outlives it: what it leaves in the background is killed
 when it ends, and all of it when the attempt is cancelled.
@@ -52,7 +52,8 @@ class CommandWorker:
     A list is run as it is, without a shell, each argument after the program a template with the variables of prompts.
     Where a text may begin with a dash, put "--" before it. A str is run by the shell, and nothing is filled in: a text
     would be run too. Either reads {"instruction", "task_type", "description", "inputs": [{"task_type", "output"}]} on
-    stdin, and ETUDE_TASK_TYPE, ETUDE_WORKFLOW and ETUDE_NODE in its environment.
+    stdin, or `stdin` as a template, which unlike an argument may be of any length; and ETUDE_TASK_TYPE, ETUDE_WORKFLOW
+    and ETUDE_NODE in its environment.
 
     An object or a list in JSON on stdout is decoded; all else is text, without the last line's end.
     """
@@ -62,8 +63,9 @@ class CommandWorker:
         name: str,
         *,
         command: Command,
+        stdin: str | None = None,  # a template; None: the subtask as JSON
         cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,  # beside the variables of this process
+        env: Mapping[str, str] | None = None,  # in addition to the variables of this process
         usd_per_call: float = 0.0,  # 0: what the catalogue says
         max_bytes: int = 1_000_000,  # of stdout
         encoding: str = "utf-8",  # of stdin and stdout
@@ -71,6 +73,7 @@ class CommandWorker:
         self.name = name
         self._command, self._cwd, self._env = checked_command(command), cwd, dict(env or {})
         self._arguments = _templates(self._command)
+        self._stdin = None if stdin is None else Template("stdin", stdin)
         self._usd, self._max_bytes, self._encoding = usd_per_call or None, max_bytes, encoding
         try:
             "".encode(encoding)
@@ -82,7 +85,7 @@ class CommandWorker:
     async def check(self) -> None:
         check_program(self._command, cwd=self._cwd, env=self._env)
 
-    def most_usd(self, subtask: Subtask) -> float | None:
+    def max_usd(self, subtask: Subtask) -> float | None:
         return self._usd
 
     async def do(self, subtask: Subtask) -> Reply:
@@ -90,7 +93,7 @@ class CommandWorker:
         try:
             ran = await run_process(
                 command,
-                stdin=_request(subtask).encode(self._encoding),
+                stdin=self._read_by(subtask).encode(self._encoding, "replace"),
                 env=self._env | subtask_variables(subtask),
                 cwd=self._cwd,
                 max_bytes=self._max_bytes,
@@ -117,6 +120,9 @@ class CommandWorker:
             return self._command
         filled = [argument.render(subtask).encode("utf-8", "replace").decode() for argument in self._arguments]
         return [self._command[0], *filled]
+
+    def _read_by(self, subtask: Subtask) -> str:
+        return _request(subtask) if self._stdin is None else self._stdin.render(subtask)
 
     def _program(self) -> str:
         return self._command if isinstance(self._command, str) else self._command[0]
@@ -223,7 +229,7 @@ async def run_process(
     command: Command,
     *,
     stdin: bytes,
-    env: Mapping[str, str],  # beside the variables of this process
+    env: Mapping[str, str],  # in addition to the variables of this process
     cwd: str | Path | None = None,
     max_bytes: int | None = None,  # of stdout, beyond which it is killed; None: only its end is kept
 ) -> Ran:
@@ -346,7 +352,7 @@ class _Run:
             self._reaped = True
         try:
             self._loop.call_soon_threadsafe(self._exited)
-        except RuntimeError:  # the loop is closed: nobody waits
+        except RuntimeError:  # the loop is closed: nothing waits
             for pipe in self._pipes.values():
                 pipe.close()
 

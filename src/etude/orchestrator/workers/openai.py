@@ -1,6 +1,6 @@
-"""Any OpenAI-compatible chat endpoint as a worker: a subtask becomes a prompt, the message that comes back its output.
+"""A worker for any OpenAI-compatible chat endpoint: a subtask becomes a prompt, and the reply is its output.
 
-What answers cost is computed from the tokens the service counts and the prices given here.
+The cost of an answer is computed from the token counts of the service and the configured prices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEPT_S = 30.0
 SILENCE_S = 600.0
 """Of an answer that does not stream, nothing comes until all of it is there."""
 FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 30.0
+MAX_WAIT_S = 30.0
 """Where a service asks for a longer wait, the orchestrator decides what to do instead."""
 LAST_CHUNK_S = 0.05
 """How long the end of a stream is waited for once its last event is there: a connection read to its end is reused."""
@@ -54,7 +54,7 @@ LINE_BYTES = 2**20
 ERROR_BYTES = 2**14
 MESSAGE_TOKENS = 32
 """What chat markup adds to a message at most."""
-MOST_TOKENS = 2**53
+MAX_TOKENS = 2**53
 
 RESERVED = ("model", "messages", "stream", "n")
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -79,7 +79,7 @@ class OpenAIWorker:
 
     It asks again, with exponential back-off and full jitter, only where nothing was answered: on 408, 409, 429, 5xx
     and on connections that fail before an answer begins. Nothing is billed for those, so an attempt is billed once at
-    most, which `most_usd` relies on. Of an answer that breaks off or stalls, the tokens until then are in the
+    most, which `max_usd` relies on. Of an answer that breaks off or stalls, the tokens until then are in the
     `cost_usd` of the error. A worker without any price leaves the cost to the catalogue (None).
     """
 
@@ -95,11 +95,11 @@ class OpenAIWorker:
         system: str = "",  # a system message, as it stands
         usd_per_mtok_in: float = 0.0,
         usd_per_mtok_out: float = 0.0,
-        usd_per_call: float = 0.0,  # of each answer, beside its tokens
+        usd_per_call: float = 0.0,  # of each answer, in addition to its tokens
         max_tokens: int = 1024,  # of an answer
         temperature: float | None = None,  # None: the service's own
         stream: bool = True,
-        stall_s: float = 20.0,  # the longest silence of a stream, its beginning included
+        stall_s: float = 20.0,  # maximum silence of a stream, its beginning included
         attempts: int = 3,  # requests until one is answered
         extra: Mapping[str, Any] = {},  # more of the request's fields; null leaves one out
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -141,17 +141,17 @@ class OpenAIWorker:
         except (OSError, UnicodeError) as error:
             why = "no answer in time" if isinstance(error, TimeoutError) else error
             raise EndpointError(
-                f"nobody listens at {host}:{port} for {self._shown} ({why}): start the service, or correct `url`"
+                f"no service listens at {host}:{port} for {self._shown} ({why}): start the service, or correct `url`"
             ) from error
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
 
-    def most_usd(self, subtask: Subtask) -> float | None:
+    def max_usd(self, subtask: Subtask) -> float | None:
         """One answer of the longest kind: every byte of the prompt a token, for a token takes at least one."""
-        return self.most_usd_for(self.rendered(subtask))
+        return self.max_usd_for(self.rendered(subtask))
 
-    def most_usd_for(self, prompt: str) -> float | None:
+    def max_usd_for(self, prompt: str) -> float | None:
         """The same of a prompt as it stands."""
         if not self._priced:
             return None
@@ -180,7 +180,7 @@ class OpenAIWorker:
                 return await self._ask_once(body, _Answer(tokens_in=tokens_in))
             except _UnansweredError as failure:
                 wait_s = self._wait_s(tried, failure.retry_after_s)
-                if tried == self._attempts or wait_s > LONGEST_WAIT_S or loop.time() + wait_s >= ends_s:
+                if tried == self._attempts or wait_s > MAX_WAIT_S or loop.time() + wait_s >= ends_s:
                     raise
             await self._sleep(wait_s)
 
@@ -217,7 +217,7 @@ class OpenAIWorker:
 
     def _wait_s(self, tried: int, retry_after_s: float | None) -> float:
         """Full jitter, so that those who were turned away together do not come back together."""
-        longest_s = min(math.ldexp(FIRST_WAIT_S, tried - 1), LONGEST_WAIT_S)
+        longest_s = min(math.ldexp(FIRST_WAIT_S, tried - 1), MAX_WAIT_S)
         return (retry_after_s or 0.0) + self._random() * longest_s
 
     async def _ask_once(self, body: bytes, answer: _Answer) -> Reply:
@@ -246,7 +246,7 @@ class OpenAIWorker:
         import httpx
 
         if self._tls is None:
-            # A context that trusts nobody is made a hundred times quicker, and plain HTTP never asks it.
+            # A context that trusts no certificate is made a hundred times quicker, and plain HTTP never asks it.
             secure = self._parts.scheme == "https"
             self._tls = httpx.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return httpx.AsyncClient(
@@ -505,7 +505,7 @@ def _tokens(size_bytes: int) -> int:
 
 
 def _count(counted: Any, otherwise: int) -> int:
-    return counted if type(counted) is int and 0 <= counted < MOST_TOKENS else otherwise
+    return counted if type(counted) is int and 0 <= counted < MAX_TOKENS else otherwise
 
 
 def require_httpx() -> None:

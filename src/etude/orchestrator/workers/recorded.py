@@ -1,4 +1,4 @@
-"""What workers once answered, served again: for tests, demonstrations and comparisons that cost nothing."""
+"""A worker that replays recorded answers: for tests, demonstrations and comparisons without cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RecordedWorker:
         if not self._recordings:
             raise WorkersError("nothing is recorded: give at least one recording")
 
-    def most_usd(self, subtask: Subtask) -> float | None:
+    def max_usd(self, subtask: Subtask) -> float | None:
         found = self._found(subtask)
         return found.cost_usd if found else None
 
@@ -82,7 +82,7 @@ class RecordedWorker:
 
 
 def read_recordings(path: Path) -> list[Recording]:
-    """A file of recordings, one a line in JSON; WorkersError with path and line for one that is none."""
+    """A file of recordings, one per line in JSON; WorkersError with path and line for one that is none."""
     decoder = msgspec.json.Decoder(Recording)
     recordings = []
     try:

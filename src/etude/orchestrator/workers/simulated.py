@@ -1,6 +1,6 @@
-"""The simulated office's workers: they take their time, fail as in the world that policies learn in, and cost nothing.
+"""The workers of the simulated office: they have the latencies, failures and prices of the world, but no real cost.
 
-Run them in virtual time, unless somebody wants to watch.
+They usually run in virtual time.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from random import Random
 
 from etude.contracts.work import Fault, Reply, Subtask, Verdict, WorkerError
 from etude.orchestrator.crew import Crew
-from etude.problems.workflow.office import Day, Office
+from etude.problems.workflow.office.office import EpisodeConditions, Office
+from etude.problems.workflow.office.world import ErrorCategory
 from etude.problems.workflow.progress import Live
-from etude.problems.workflow.world import ErrorCategory
 
 FAULTS = {
     ErrorCategory.TRANSIENT: (Fault.TIMEOUT, "no answer in time"),
     ErrorCategory.CAPABILITY: (Fault.INVALID_OUTPUT, "the result is not usable"),
     ErrorCategory.MISSING_INPUT: (Fault.WRONG_INPUT, "something it needs is missing"),
-    ErrorCategory.NOT_APPLICABLE: (Fault.NOT_APPLICABLE, "nobody asked for this"),
+    ErrorCategory.NOT_APPLICABLE: (Fault.NOT_APPLICABLE, "this was not asked for"),
 }
 
 
 class SimulatedCrew(Crew):
-    """A crew whose every workflow has a day of its own: other loads, another worker down."""
+    """A crew in which every workflow has its own conditions, such as loads and unavailable workers."""
 
     def __init__(self, office: Office, *, seed: int = 0) -> None:
-        self.office, self.luck, self.days = office, Random(seed), dict[str, Day]()
+        self.office, self.rng, self.days = office, Random(seed), dict[str, EpisodeConditions]()
         catalogue = office.catalogue
         self.kinds = {t.name: i for i, t in enumerate(catalogue.task_types)}
         workers = {w.name: SimulatedWorker(w.name, i, self) for i, w in enumerate(catalogue.workers)}
         forever = dict.fromkeys(workers, float(10**9))  # time is up when the office says so
         super().__init__(catalogue, workers, judge=Client(self), timeout_s=forever)
-        for member, success in zip(self.members, office.success_so_far(self.luck), strict=True):
+        for member, success in zip(self.members, office.success_so_far(self.rng), strict=True):
             member.success = success
 
     def begin(self, workflow: str, instruction: str) -> None:
-        self.days[workflow] = self.office.begin(instruction, self.luck)
+        self.days[workflow] = self.office.begin(instruction, self.rng)
 
     def end(self, workflow: str) -> None:
         del self.days[workflow]
@@ -54,14 +54,14 @@ class SimulatedWorker:
     async def check(self) -> None:
         """It is always there."""
 
-    def most_usd(self, subtask: Subtask) -> float | None:
+    def max_usd(self, subtask: Subtask) -> float | None:
         return None
 
     async def do(self, subtask: Subtask) -> Reply:
         office, day = self.crew.office, self.crew.days[subtask.workflow]
         await asyncio.sleep(office.latency_ms(day, self.index) / 1000)
         kind, given = self.crew.kinds[subtask.task_type], [self.crew.kinds[i.task_type] for i in subtask.inputs]
-        outcome = office.attempt(day, kind, given, self.index, self.crew.luck.random())
+        outcome = office.attempt(day, kind, given, self.index, self.crew.rng.random())
         usd = office.catalogue.workers[self.index].cost_usd()
         if outcome != ErrorCategory.NONE:
             fault, message = FAULTS[outcome]
@@ -73,7 +73,7 @@ class SimulatedWorker:
 
 
 class Client:
-    """A Verifier: whoever asked, who knows what was wanted."""
+    """A Verifier that plays the client, who knows which subtasks are wanted."""
 
     def __init__(self, crew: SimulatedCrew) -> None:
         self.crew = crew

@@ -1,8 +1,7 @@
-"""Templates of prompts and commands: a subtask in, a text out. A mistake in one is told when it is read."""
+"""Templates of prompts and commands: a subtask in, a text out. A mistake in one is reported when it is read."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from string import Formatter
 from typing import Any
 
 from etude.contracts.errors import WorkersError
+from etude.contracts.suggestions import closest
 from etude.contracts.work import Input, Subtask
 
 Field = Callable[[Subtask], str]
@@ -65,8 +65,8 @@ def _parsed(what: str, text: str, known: Sequence[str]) -> list[tuple[str, str]]
         raise WorkersError(f"{what} cannot be read ({error}): {doubled}") from error
     for _, variable, spec, conversion in parts:
         if variable is not None and (variable not in known or spec or conversion):
-            close = difflib.get_close_matches(variable, known, n=1)
-            guess = f"did you mean {{{close[0]}}}? " if close else ""
+            close = closest(variable, known)
+            guess = f"did you mean {{{close}}}? " if close is not None else ""
             shown = variable + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
             allowed = ", ".join(f"{{{name}}}" for name in known)
             raise WorkersError(f"{what} has an unknown variable {{{shown}}}: {guess}Known are {allowed}; {doubled}")

@@ -1,4 +1,4 @@
-"""What a learned allocation policy is measured beside: scripts, and for `matched` schedulers that are hard to beat."""
+"""Baselines that a learned allocation policy is compared with: scripts, and strong schedulers for `matched`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def random_thirds(obs: Obs, generator: Generator) -> Action:
 
 
 def script(accept: float, allocate: float, collaborate: float) -> Actor:
-    """The same three numbers always."""
+    """Always the same three numbers."""
 
     def act(obs: Obs, generator: Generator) -> Action:
         one = torch.ones(obs["agents"].shape[:2], device=obs["agents"].device)
@@ -72,7 +72,7 @@ def scheduler(match: Match, *, held: int = 0) -> Actor:
 
 
 def greedy_match(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best pair first, then the best of what is left."""
+    """The best pair first, then the best of the remaining ones."""
     value, rows, columns = value.copy(), [], []
     while value.max(initial=0) > 0:
         row, column = np.unravel_index(value.argmax(), value.shape)
@@ -83,14 +83,14 @@ def greedy_match(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def optimal_match(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The assignment of the largest total."""
+    """The assignment with the largest total value."""
     rows, columns = linear_sum_assignment(value, maximize=True)
     worth = value[rows, columns] > 0
     return rows[worth], columns[worth]
 
 
 def match_all(value: Tensor, match: Match) -> Tensor:
-    """One matching an environment; (n, agents) slots, `slots` where an agent gets none."""
+    """One matching per environment: (n, agents) slots, `slots` where an agent gets none."""
     accept = np.full(value.shape[:2], value.shape[2])
     for i, matrix in enumerate(value.double().cpu().numpy()):
         rows, columns = match(matrix)

@@ -1,7 +1,7 @@
 """The `document` variant as a tensor program: thousands of environments step in one call.
 
-Most agents take nothing and finish nothing in a step, so tasks in work are one ragged list over all environments, in
-order of taking, and each step touches only the tasks that move.
+Most agents take nothing and finish nothing in a step, so the tasks in work are one ragged list over all environments,
+in the order in which they were taken, and each step touches only the tasks that change.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class DocumentWorld(AllocationWorld):
         return reward
 
     def _take(self, wants: Tensor) -> Tensor:
-        """Agents in index order take the head of the queue: the k-th who wants one gets the k-th task."""
+        """Agents take tasks from the head of the queue in index order: the k-th agent that accepts gets the k-th."""
         s, agents = self.state, self.config.agents
-        rank = wants.cumsum(1) - 1  # (n, agents): wanting agents up to here, itself not counted
+        rank = wants.cumsum(1) - 1  # (n, agents): number of accepting agents with a lower index
         takes = wants & (rank < s["queued"][:, None])
         owner = takes.flatten().nonzero()[:, 0]  # (taken,), in order of environment and agent
         environment = owner // agents
@@ -90,7 +90,7 @@ class DocumentWorld(AllocationWorld):
         return self._per_environment(skill * task[:, PRIORITY], environment)
 
     def _collaborate(self, willing: Tensor) -> Tensor:
-        """Every ordered pair of willing agents grows its entry of the matrix and earns .5."""
+        """Every ordered pair of willing agents increases its matrix entry and earns .5."""
         s, agents = self.state, self.config.agents
         pairs = willing[:, :, None] * willing[:, None, :]  # (n, agents, agents)
         pairs.view(self.n, -1)[:, :: agents + 1] = 0
@@ -100,7 +100,7 @@ class DocumentWorld(AllocationWorld):
         return 0.5 * together
 
     def _complete(self, power: Tensor, uniform: Uniform) -> Tensor:
-        """Each task in work may be done; the success rate one leaves is the quality of its agent's next."""
+        """Completes tasks in work at random; each updates the success rate that its agent's next completion uses."""
         s, agents = self.state, self.config.agents
         done = uniform(len(s["owner"])) < s["work"][:, 0] * power.flatten()[s["owner"]]
         owner, (skill, complexity, priority, deadline) = s["owner"][done], s["work"][done].unbind(1)
@@ -115,7 +115,7 @@ class DocumentWorld(AllocationWorld):
         s["load"].view(-1).index_add_(0, owner, complexity, alpha=-1)
         s["completed"].view(-1).index_add_(0, owner, torch.ones_like(worth))
         s["work"], s["owner"] = s["work"][~done], s["owner"][~done]
-        s["busy"].view(-1)[s["owner"]] += 1  # once an agent: an indexed assignment does not accumulate
+        s["busy"].view(-1)[s["owner"]] += 1  # adds 1 per agent, not per task: an indexed assignment does not accumulate
         return self._per_environment(earned, owner // agents)
 
     def _arrive(self, uniform: Uniform) -> None:
@@ -128,7 +128,7 @@ class DocumentWorld(AllocationWorld):
         s["arrived"] += joins
 
     def _per_environment(self, value: Tensor, environment: Tensor | None = None) -> Tensor:
-        """The sum over each environment's entries; by default one entry for every task in work."""
+        """The sum over each environment's entries; by default there is one entry per task in work."""
         index = self.state["owner"] // self.config.agents if environment is None else environment
         return self._zeros(self.n).index_add_(0, index, value)
 
@@ -144,7 +144,7 @@ def _new_tasks(u: Tensor, step: Tensor) -> Tensor:
 
 
 def _rounds(owner: Tensor) -> list[Tensor]:
-    """Positions of each owner's first entry, then of each one's second, …: no round names an owner twice."""
+    """Positions of each owner's first entry, then of each owner's second, …: no round has an owner twice."""
     order = owner.argsort(stable=True)
     place = torch.arange(len(owner), device=owner.device)
     starts = torch.ones_like(place, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Allocation as Gymnasium and PettingZoo know environments: NumPy in, NumPy out, a tensor world inside.
+"""Gymnasium and PettingZoo environments for allocation: NumPy in, NumPy out, a tensor world inside.
 
 `document` observes one vector and acts with a box (agents, 3). `matched` observes and acts with named arrays;
 its `legal` is int8, the mask that `action_space["accept"].sample(mask=tuple(obs["legal"]))` takes.
@@ -31,7 +31,7 @@ Info = dict[str, Any]
 
 
 class AllocationEnv(gymnasium.Env[Any, Any]):
-    """One environment; a joint action decides for all agents. The last info has the episode's metrics."""
+    """One environment with a joint action for all agents. The last info has the episode's metrics."""
 
     def __init__(self, **config: Any) -> None:
         """Takes the fields of AllocationConfig."""
@@ -44,7 +44,7 @@ class AllocationEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
-        self.obs = self.world.reset(_draw(self.np_random) if seed is None else seed)
+        self.obs = self.world.reset(_sample_seed(self.np_random) if seed is None else seed)
         self.under_way = True
         return _row(_to_numpy(self.obs), 0), {}
 
@@ -53,7 +53,7 @@ class AllocationEnv(gymnasium.Env[Any, Any]):
             raise ResetNeeded("no episode is under way: call reset() first, and again after each episode")
         action = _checked_action(action, self.action_space, self.config)
         moved = self.world.step(_to_tensors(action, self.world.device, n=1))
-        self.under_way = moved.final_obs is None  # the world goes on by itself, this face waits for a reset
+        self.under_way = moved.final_obs is None  # the world resets itself, but Gymnasium expects a call of reset()
         self.obs = moved.final_obs or moved.obs
         info = {} if self.under_way else {"metrics": _row(_metrics(moved), 0)}
         terminated, truncated = bool(moved.terminated), bool(moved.truncated)
@@ -77,7 +77,7 @@ class AllocationVectorEnv(VectorEnv[Any, Any, Array]):
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         super().reset(seed=seed)
-        return _to_numpy(self.world.reset(_draw(self.np_random) if seed is None else seed)), {}
+        return _to_numpy(self.world.reset(_sample_seed(self.np_random) if seed is None else seed)), {}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, Info]:
         actions = _checked_action(actions, self.action_space, self.config)
@@ -94,7 +94,7 @@ class AllocationVectorEnv(VectorEnv[Any, Any, Array]):
 
 
 class AllocationParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """Every agent acts for itself, sees everything with itself first, and gets the reward of the team."""
+    """Every agent acts separately, observes everything with itself first, and gets the reward of the team."""
 
     metadata: ClassVar[Info] = {"name": "allocation_v0", "render_modes": [], "is_parallelizable": True}
 
@@ -129,7 +129,7 @@ class AllocationParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo ha
         return self._observations(), dict.fromkeys(each, reward), *ends, {a: dict(info) for a in each}
 
     def state(self) -> Array:
-        """What there is to see, whoever looks, as one vector."""
+        """The global state as one vector."""
         return torch.cat([part.flatten().float() for part in self.env.obs.values()]).numpy()
 
     def _observations(self) -> Info:
@@ -151,7 +151,7 @@ def _checked_config(fields: Info) -> AllocationConfig:
 
 
 def _observation_space(obs: Obs, config: AllocationConfig) -> Space[Any]:
-    """The space of one row of `obs`. Loose bounds, but finite: deadlines and loads grow with the horizon."""
+    """The space of one row of `obs`. Bounds are loose but finite: deadlines and loads grow with the horizon."""
 
     def space(part: Array) -> Space[Any]:
         if part.dtype == np.int8:
@@ -163,7 +163,7 @@ def _observation_space(obs: Obs, config: AllocationConfig) -> Space[Any]:
 
 
 def _action_space(config: AllocationConfig, agents: tuple[int, ...]) -> Space[Any]:
-    """For a group of agents (one axis) or a single one (no axis)."""
+    """The action space of a group of agents (one axis) or of a single one (no axis)."""
     if config.variant == "document":
         return spaces.Box(0.0, 1.0, (*agents, len(COLUMNS)), np.float32)
     choices = config.slots + 1  # the last is to wait
@@ -173,7 +173,7 @@ def _action_space(config: AllocationConfig, agents: tuple[int, ...]) -> Space[An
 
 
 def _checked_action(action: Any, space: Space[Any], config: AllocationConfig, name: str = "action") -> Any:
-    """Arrays of the space's shape and type; unlike with `space.contains`, lists and float64 are welcome."""
+    """The action as arrays of the space's shape and type; unlike `space.contains`, it accepts lists and float64."""
     if isinstance(space, spaces.Dict):
         if not isinstance(action, Mapping) or set(action) != set(space):
             raise ObservationError(f"{name} is {action!r}, expected a dict of exactly {list(space)}")
@@ -199,7 +199,7 @@ def _to_tensors(action: Any, device: torch.device, *, n: int) -> Action:
 
 
 def _team(reward: torch.Tensor) -> torch.Tensor:
-    """The team's reward (n,), summed where a world says who earned it."""
+    """The team's reward (n,), summed where the world credits it by agent."""
     return reward.view(len(reward), -1).sum(1)
 
 
@@ -211,12 +211,12 @@ def _to_numpy(obs: Obs) -> Any:
 
 
 def _metrics(moved: Transition) -> dict[str, Array]:
-    """Without `whole`: no episode is cut short here."""
+    """The metrics without `whole`: no episode is shortened here."""
     return {name: value.cpu().numpy() for name, value in moved.metrics.items() if name != "whole"}
 
 
 def _seen_by_each(obs: Obs) -> Obs:
-    """One environment as its agents see it: a row for each, with itself first and the others in turn."""
+    """One environment as its agents observe it: one row per agent, with itself first and the others in cyclic order."""
     agents = obs["agents"].shape[1]
     order = (torch.arange(agents)[:, None] + torch.arange(agents)) % agents
     seen = {
@@ -232,14 +232,14 @@ def _row(batch: Any, i: int) -> Any:
 
 
 def _map(f: Callable[..., Any], *of: Any) -> Any:
-    """Over plain arrays, or over those of the same name in dicts."""
+    """`f` over plain arrays, or over the arrays of the same name in dicts."""
     return {k: f(*(one[k] for one in of)) for k in of[0]} if isinstance(of[0], dict) else f(*of)
 
 
 def _masked(info: Info, of: Array) -> Info:
-    """Gymnasium's way to say which environments an entry is of."""
+    """Gymnasium's convention: `_name` is the mask of the environments that an entry belongs to."""
     return info | {f"_{name}": of.copy() for name in info}
 
 
-def _draw(random: np.random.Generator) -> int:
-    return int(random.integers(2**63 - 1))
+def _sample_seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(2**63 - 1))

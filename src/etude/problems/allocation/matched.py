@@ -1,17 +1,16 @@
-"""The `matched` variant: the problem people have. Every agent may pick any waiting task, and picking well pays.
+"""The `matched` variant, a realistic task allocation: every agent may take any waiting task, and good matches pay.
 
 queue     tasks wait in `slots`; type, work, priority and deadline are observed. They arrive in bursts.
-accept    an agent names a waiting slot, or `slots` to wait; it holds up to HANDS tasks. The first agent in index
-          order gets a slot that several name.
+accept    an agent chooses a waiting slot, or `slots` to wait; it holds up to HANDS tasks. If several choose the same
+          slot, the one with the lowest index gets it.
 allocate  the share of its capacity that goes to the oldest task it holds; all of them share the rest evenly.
-collaborate  agents above .5 are paired off, strongest matrix entry first. A pair gives up a tenth of both
-          capacities and multiplies the progress of both by .7 + .8·entry. The entry grows with use and decays
-          without.
+collaborate  agents above .5 are paired, strongest matrix entry first. A pair loses a tenth of both capacities and
+          multiplies the progress of both by .7 + .8·entry. The entry grows with use and decays without.
 reward    expertise·priority on taking; 10·priority·expertise·(1 + share of the time left) on completion;
-          −5·priority for a task that misses its deadline or finds the queue full.
-credit    the reward goes out by agent and sums to the team's: each gets what it earned beyond what the average
-          agent would have earned on that task, and all divide the rest. Otherwise it would pay to grab tasks
-          from experts.
+          −5·priority for a task that misses its deadline or arrives at a full queue.
+credit    the reward is credited by agent and sums to the team's: each agent gets what it earned beyond what the
+          average agent would have earned on that task, and all share the rest equally. Otherwise agents would learn
+          to take tasks away from experts.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from etude.problems.base import Action, Obs
 
 HANDS = 4
 WORK = 12.0  # steps of full progress that complexity 1 takes
-SHORTEST, LONGEST = 10, 49  # steps from arrival to deadline
-CALM, BURST = 0.1, 0.5  # tasks a step and agent
-TO_BURST, TO_CALM = 0.03, 0.1  # chances a step that the regime changes
+MIN_DEADLINE_STEPS, MAX_DEADLINE_STEPS = 10, 49  # steps from arrival to deadline
+CALM, BURST = 0.1, 0.5  # tasks per step and agent
+TO_BURST, TO_CALM = 0.03, 0.1  # probabilities per step that the regime changes
 PAIR_COST, PAIR_BASE, PAIR_GAIN = 0.1, 0.7, 0.8
-GROWTH, DECAY, LEAST = 1.03, 0.997, 0.1  # of a matrix entry
+GROWTH, DECAY, MIN_MATRIX_ENTRY = 1.03, 0.997, 0.1  # of a matrix entry
 MISSED = 5.0
 
 WORK_LEFT, PRIORITY, DEADLINE, BORN, TYPE, SKILL = range(6)  # columns of a task, waiting or held; SKILL only when held
@@ -43,7 +42,7 @@ class MatchedWorld(AllocationWorld):
         step = s["step"][:, None]
         count = _exists(held).sum(2)  # (n, agents)
         oldest = held[:, :, 0]
-        slack = (oldest[..., DEADLINE] - step) / LONGEST * (count > 0)
+        slack = (oldest[..., DEADLINE] - step) / MAX_DEADLINE_STEPS * (count > 0)
         features = [
             s["capacity"],
             count / HANDS,
@@ -55,7 +54,7 @@ class MatchedWorld(AllocationWorld):
         agents = torch.cat([torch.stack(features, 2), s["expertise"]], 2)  # (n, agents, 6 + types)
         waiting = _exists(queue)  # (n, slots)
         kinds = torch.nn.functional.one_hot(queue[..., TYPE].long(), len(TASK_TYPES)).to(self.dtype)
-        left = (queue[..., DEADLINE] - step) / LONGEST
+        left = (queue[..., DEADLINE] - step) / MAX_DEADLINE_STEPS
         columns = [waiting.to(self.dtype), queue[..., WORK_LEFT] / WORK, queue[..., PRIORITY], left]
         tasks = torch.cat([torch.stack(columns, 2), kinds], 2) * waiting[..., None]  # (n, slots, 4 + types)
         free = count < HANDS
@@ -82,7 +81,7 @@ class MatchedWorld(AllocationWorld):
             value[rows] = 0
         s["expertise"][rows] = 0.2 + 0.8 * self._uniform(n, agents, len(TASK_TYPES))
         s["capacity"][rows] = 0.5 + 0.5 * self._uniform(n, agents)
-        entries = (0.3 + 0.4 * self._uniform(n, agents, agents)).triu(1)  # who happens to get on with whom
+        entries = (0.3 + 0.4 * self._uniform(n, agents, agents)).triu(1)  # how well each pair collaborates
         s["matrix"][rows] = entries + entries.mT
         first = min(agents, self.config.slots)
         s["queue"][rows, :first] = self._new_tasks(self._uniform(n, first, 4), self._zeros(n, 1))
@@ -101,7 +100,7 @@ class MatchedWorld(AllocationWorld):
         return taken + done - average - MISSED * lost_held + shared / self.config.agents
 
     def _take(self, choice: Tensor) -> tuple[Tensor, Tensor]:
-        """Move each chosen task into its agent's hands. Returns rewards by agent, and an average one's."""
+        """Assigns each chosen task to its agent. Returns rewards by agent, and what the average agent would earn."""
         s, agents, slots = self.state, self.config.agents, self.config.slots
         held = _exists(s["held"]).sum(2)  # (n, agents)
         named = choice.clamp(max=slots - 1)
@@ -122,13 +121,13 @@ class MatchedWorld(AllocationWorld):
         return skill[..., 0] * task[..., PRIORITY], average * task[..., PRIORITY]
 
     def _collaborate(self, willing: Tensor) -> Tensor:
-        """Pair off the willing, strongest entry first; returns what multiplies each agent's capacity (n, agents)."""
+        """Pairs willing agents, strongest entry first; returns the factor on each agent's capacity (n, agents)."""
         s, agents = self.state, self.config.agents
         eye = torch.eye(agents, dtype=torch.bool, device=self.device)
         index = torch.arange(agents, device=self.device)
         pairs = torch.zeros_like(s["matrix"], dtype=torch.bool)
         free = willing
-        for _ in range(3):  # a round pairs all who are each other's best; after three hardly a pair is left to make
+        for _ in range(3):  # a round pairs mutual best partners; after three rounds hardly any are left
             open_ = free[:, :, None] & free[:, None, :] & ~eye
             strength, best = torch.where(open_, s["matrix"], -1.0).max(2)
             mutual = (best.gather(1, best) == index) & (strength >= 0)
@@ -136,20 +135,20 @@ class MatchedWorld(AllocationWorld):
             free = free & ~mutual
         entry = torch.where(pairs, s["matrix"], 0.0).sum(2)
         paired = pairs.any(2)
-        s["matrix"] = torch.where(pairs, s["matrix"] * GROWTH, s["matrix"] * DECAY).clamp(LEAST, 1) * ~eye
+        s["matrix"] = torch.where(pairs, s["matrix"] * GROWTH, s["matrix"] * DECAY).clamp(MIN_MATRIX_ENTRY, 1) * ~eye
         s["collaborations"] += paired.sum(1) * (agents - 1)
         return torch.where(paired, (1 - PAIR_COST) * (PAIR_BASE + PAIR_GAIN * entry), 1.0)
 
     def _work(self, power: Tensor, focus: Tensor, uniform: Uniform) -> tuple[Tensor, Tensor]:
-        """Progress on everything held; what is completed leaves the hands. Returns rewards as `_take` does."""
+        """Advances all held tasks and removes completed ones. Returns rewards as `_take` does."""
         s = self.state
         held, there = s["held"], _exists(s["held"])  # (n, agents, HANDS)
         s["busy"] += there[..., 0]
         count = there.sum(2, keepdim=True).clamp(min=1)
         share = ((1 - focus[..., None]) / count).repeat(1, 1, HANDS)
         share[..., 0] += focus
-        luck = 0.5 + uniform(self.n, self.config.agents, HANDS)
-        left = held[..., WORK_LEFT] - held[..., SKILL] * power[..., None] * share * luck
+        noise = 0.5 + uniform(self.n, self.config.agents, HANDS)
+        left = held[..., WORK_LEFT] - held[..., SKILL] * power[..., None] * share * noise
         done = there & (left <= 0)
         ahead = (held[..., DEADLINE] - s["step"][:, None, None]) / (held[..., DEADLINE] - held[..., BORN]).clamp(min=1)
         worth = 10 * held[..., PRIORITY] * (1 + ahead) * done
@@ -160,7 +159,7 @@ class MatchedWorld(AllocationWorld):
         return earned
 
     def _miss_deadlines(self) -> tuple[Tensor, Tensor]:
-        """Tasks past their deadline leave; hands close up, oldest first. Returns priority lost in hands and queue."""
+        """Removes tasks past their deadline, keeping the oldest first. Returns the priority lost, held and waiting."""
         s = self.state
         late_waiting = _exists(s["queue"]) & (s["queue"][..., DEADLINE] <= s["step"][:, None])
         late_held = _exists(s["held"]) & (s["held"][..., DEADLINE] <= s["step"][:, None, None])
@@ -174,20 +173,20 @@ class MatchedWorld(AllocationWorld):
         return lost_held, lost_waiting
 
     def _arrive(self, uniform: Uniform) -> Tensor:
-        """New tasks fill free slots; those that find none are lost. Returns the priority lost (n,)."""
+        """New tasks fill free slots; those without a free slot are lost. Returns the priority lost (n,)."""
         s, agents = self.state, self.config.agents
         change = torch.where(s["burst"] > 0, TO_CALM, TO_BURST)
         s["burst"] = (s["burst"] - (uniform(self.n) < change).to(self.dtype)).abs()
-        most = math.ceil(2 * BURST * agents)
-        rate = torch.where(s["burst"] > 0, BURST, CALM) * agents / most
-        count = (uniform(self.n, most) < rate[:, None]).sum(1, keepdim=True)  # (n, 1)
-        tasks = self._new_tasks(uniform(self.n, most, 4), s["step"][:, None])
+        max_arrivals = math.ceil(2 * BURST * agents)
+        rate = torch.where(s["burst"] > 0, BURST, CALM) * agents / max_arrivals
+        count = (uniform(self.n, max_arrivals) < rate[:, None]).sum(1, keepdim=True)  # (n, 1)
+        tasks = self._new_tasks(uniform(self.n, max_arrivals, 4), s["step"][:, None])
         free = ~_exists(s["queue"])
         rank = free.cumsum(1) - 1  # (n, slots): the rank-th free slot gets the rank-th task
         filled = free & (rank < count)
-        source = rank.clamp(0, most - 1)[..., None].expand(-1, -1, SKILL)
+        source = rank.clamp(0, max_arrivals - 1)[..., None].expand(-1, -1, SKILL)
         s["queue"] = torch.where(filled[..., None], tasks.gather(1, source), s["queue"])
-        place = torch.arange(most, device=self.device)
+        place = torch.arange(max_arrivals, device=self.device)
         turned_away = (place < count) & (place >= free.sum(1, keepdim=True))
         s["arrived"] += count[:, 0]
         s["missed"] += turned_away.sum(1)
@@ -196,11 +195,11 @@ class MatchedWorld(AllocationWorld):
     def _new_tasks(self, u: Tensor, step: Tensor) -> Tensor:
         """Uniform numbers (…, 4) to tasks (…, SKILL)."""
         born = step.expand(u.shape[:-1])
-        deadline = born + SHORTEST + (u[..., 2] * (LONGEST - SHORTEST + 1)).floor()
+        deadline = born + MIN_DEADLINE_STEPS + (u[..., 2] * (MAX_DEADLINE_STEPS - MIN_DEADLINE_STEPS + 1)).floor()
         kind = (u[..., 3] * len(TASK_TYPES)).floor()
         return torch.stack([WORK * (0.1 + 0.9 * u[..., 0]), 0.1 + 0.9 * u[..., 1], deadline, born, kind], -1)
 
 
 def _exists(tasks: Tensor) -> Tensor:
-    """Empty places hold zeros, and a task always has work left."""
+    """Whether there is a task: empty places are zeros, and a task always has work left."""
     return tasks[..., WORK_LEFT] > 0

@@ -1,4 +1,4 @@
-"""What an episode of allocation was like, beyond its return: one number an episode, from counts kept by the world."""
+"""Metrics of allocation episodes besides the return: one number per episode, from counts that the world keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def summarise(state: dict[str, Tensor], *, horizon: int) -> dict[str, Tensor]:
     agents, steps = completed.shape[1], state["step"].clamp(min=1)
     return {
         "return": state["return"].clone(),
-        "whole": state["step"] == horizon,  # first episodes may be cut short to spread them out
+        "whole": state["step"] == horizon,  # the first episodes may be shortened so that environments are out of phase
         "completion_rate": completed.sum(1) / state["arrived"].clamp(min=1),
         "utilisation": state["busy"].sum(1) / (agents * steps),
         "collaboration": state["collaborations"] / (agents * (agents - 1) * steps),
@@ -23,14 +23,14 @@ def summarise(state: dict[str, Tensor], *, horizon: int) -> dict[str, Tensor]:
 
 
 def jain(load: Tensor) -> Tensor:
-    """Jain's fairness index of (n, agents): 1 when all carry the same, 1/agents when one carries everything."""
+    """Jain's fairness index of (n, agents): 1 when all have the same load, 1/agents when one has all of it."""
     return load.sum(1) ** 2 / (load.shape[1] * (load**2).sum(1)).clamp(min=1e-9)
 
 
 def specialisation(taken: Tensor) -> Tensor:
-    """How much knowing the agent tells about the task's type: mutual information over the entropy of types, in [0, 1].
+    """Mutual information of agent and task type, divided by the entropy of types, in [0, 1].
 
-    `taken` (n, agents, types) counts tasks. A handful of tasks already shows some by chance: compare with random.
+    `taken` (n, agents, types) counts tasks. It is biased upwards for few tasks: compare it with the random baseline.
     """
     joint = taken / taken.sum((1, 2), keepdim=True).clamp(min=1)  # (n, agents, types)
     types = _entropy(joint.sum(1))

@@ -13,9 +13,9 @@ import torch
 from annotated_types import Ge, Gt, Lt, MinLen
 from torch import Generator, Tensor, nn
 
-from etude.problems.allocation.matched import LONGEST, WORK
+from etude.problems.allocation.matched import MAX_DEADLINE_STEPS, WORK
 from etude.problems.allocation.world import COLUMNS, TASK_TYPES, AllocationConfig
-from etude.problems.base import Action, Decision, Evaluation, Obs
+from etude.problems.base import Action, Evaluation, Obs, Sampled
 from etude.problems.distributions import Beta, Distribution, Gaussian, Levels, Threshold, finite, gumbel, masked
 
 DISTRIBUTIONS: dict[str, tuple[Distribution, Distribution, Distribution]] = {
@@ -23,11 +23,11 @@ DISTRIBUTIONS: dict[str, tuple[Distribution, Distribution, Distribution]] = {
     "beta": (Beta(), Beta(), Beta()),
     "gaussian": (Gaussian(), Gaussian(), Gaussian()),
 }
-"""What accept, allocate and collaborate are drawn from."""
+"""Distributions of accept, allocate and collaborate."""
 
 
 FITS = 3
-"""Numbers that say how a task suits an agent."""
+"""Number of features of how well a task fits an agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class NetworkConfig:
     norm: Literal["none", "layer", "batch"] = "none"
     """Normalisation before each non-linearity."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of hidden units silenced while learning."""
+    """Dropout rate of hidden units while learning."""
     init: Literal["orthogonal", "xavier"] = "orthogonal"
-    """How weights start; either way the policy starts near uniform."""
+    """Initialisation of the weights; either way the policy starts near uniform."""
     distribution: Literal["mixed", "beta", "gaussian"] = "mixed"
-    """What actions are drawn from; `mixed` is yes/no for thresholds and levels for proportions."""
+    """Distribution of actions; `mixed` is yes/no for thresholds and levels for proportions."""
     normalise: bool = True
     """Scale observations by their running mean and deviation."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -77,10 +77,10 @@ class MLPPolicy(nn.Module):
             raw = self.policy_head(self.actor(self._flat(obs)))
         return self._pick(self._split(raw), greedy, generator)
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Sampled:
         parts, value = self._forward(obs)
         action = self._pick(parts, greedy, generator)
-        return Decision(action=action, log_prob=self._log_prob(parts, action), value=value)
+        return Sampled(action=action, log_prob=self._log_prob(parts, action), value=value)
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
         parts, value = self._forward(obs)
@@ -131,9 +131,9 @@ class MLPPolicy(nn.Module):
 
 
 class EntityPolicy(nn.Module):
-    """Agents and tasks are sets: each is embedded alone, learns of the others by pooling, and agents point at tasks.
+    """Agents and tasks are sets: each is embedded separately, pooling adds the others, and agents point at tasks.
 
-    In `matched`, agents choose in index order and a chosen slot is masked for those after, so no two take the same.
+    In `matched`, agents choose in index order and a chosen slot is masked for later agents, so no two take the same.
     """
 
     def __init__(self, problem: AllocationConfig, config: NetworkConfig) -> None:
@@ -148,7 +148,7 @@ class EntityPolicy(nn.Module):
         self.query = linear(d, d, config, gain=1.0)
         self.key = linear(d, d, config, gain=0.1)
         self.urgency = linear(d, 1, config, gain=0.01)
-        self.fit = linear(d, FITS, config, gain=0.01)  # what an agent makes of how a task fits it
+        self.fit = linear(d, FITS, config, gain=0.01)  # the weights an agent gives to the fit features
         self.allocate, self.collaborate = Levels(), Threshold()
         self.sizes = [1, self.allocate.size, self.collaborate.size]  # accept: to wait, or a threshold in `document`
         self.policy_head = linear(d, sum(self.sizes), config, gain=0.01)
@@ -158,11 +158,11 @@ class EntityPolicy(nn.Module):
     def choose(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Action:
         return self._pick(*self._policy(obs, *self._embed(obs)), greedy, generator)
 
-    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Decision:
+    def act(self, obs: Obs, *, greedy: bool = False, generator: Generator | None = None) -> Sampled:
         logits, parts, value = self._forward(obs)
         action = self._pick(logits, parts, greedy, generator)
         log_prob, _ = self._judge(logits, parts, action)
-        return Decision(action=action, log_prob=log_prob, value=value)
+        return Sampled(action=action, log_prob=log_prob, value=value)
 
     def _pick(self, logits: Tensor, parts: tuple[Tensor, ...], greedy: bool, generator: Generator | None) -> Action:
         if self.points:
@@ -194,7 +194,7 @@ class EntityPolicy(nn.Module):
         return *self._policy(obs, each, tasks), self._value(each)
 
     def _embed(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Agents that know of the others and the queue (n, agents, 4 d), and tasks (n, slots, d)."""
+        """Agents with the pooled others and the pooled queue (n, agents, 4 d), and tasks (n, slots, d)."""
         agents, tasks = self._read(obs)
         there = (tasks[..., :1] > 0).float()  # (n, slots, 1)
         if self.agent_scale is not None and self.task_scale is not None:
@@ -202,7 +202,7 @@ class EntityPolicy(nn.Module):
         with self._precision(obs):
             a = self.agent_trunk(agents)  # (n, agents, d)
             t = self.task_trunk(tasks) * there  # (n, slots, d)
-            crowd = t.sum(1) / 8  # how much waits, of which kind
+            crowd = t.sum(1) / 8  # the amount of waiting work, by kind
             typical = t.sum(1) / there.sum(1).clamp(min=1)
             context = torch.cat([a.mean(1), typical, crowd], 1)[:, None]  # (n, 1, 3 d)
             return torch.cat([a, context.expand(-1, a.shape[1], -1)], 2), t
@@ -216,7 +216,7 @@ class EntityPolicy(nn.Module):
             scores = self.query(mixed) @ self.key(tasks).mT / tasks.shape[-1] ** 0.5 + self.urgency(tasks).mT
             scores = scores + (_fit(obs) * self.fit(mixed)[:, :, None]).sum(3)  # (n, agents, slots)
         scores = masked(scores.float(), obs["legal"][..., :-1])
-        # Relative to all slots together: whether to take is one choice, which to take another.
+        # Relative to all slots together: whether to take a task and which one are separate choices.
         wait = finite(parts[0]) + scores.logsumexp(2, keepdim=True).clamp(min=-10)
         return torch.cat([scores, wait], 2), parts
 
@@ -229,7 +229,7 @@ class EntityPolicy(nn.Module):
         return torch.autocast(obs["agents"].device.type, torch.bfloat16, enabled=self.is_half)
 
     def _read(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Features of agents, their rows of the matrix summed up, and of tasks, whether one is there first."""
+        """Features of agents, with mean and maximum of their matrix rows, and of tasks, existence first."""
         matrix = obs["matrix"]
         rows = torch.stack([matrix.mean(2), matrix.amax(2)], 2)
         tasks = obs["tasks"] if self.points else obs["tasks"][..., [3, 0, 1, 2, 4]]
@@ -251,18 +251,18 @@ class EntityPolicy(nn.Module):
 
 
 def _fit(obs: Obs) -> Tensor:
-    """How each task suits each agent (n, agents, slots, FITS): expertise, expertise·priority, time to spare."""
+    """(n, agents, slots, FITS): how well each task fits each agent: expertise, expertise·priority, spare time."""
     agents, tasks = obs["agents"], obs["tasks"]
     types = len(TASK_TYPES)
     match = agents[..., -types:] @ tasks[..., -types:].mT  # (n, agents, slots)
     work, priority, left = tasks[:, None, :, 1], tasks[:, None, :, 2], tasks[:, None, :, 3]
     pace = (match * agents[..., :1]).clamp(min=0.05)
-    spare = left - work / pace * (WORK / LONGEST)  # in units of LONGEST steps
+    spare = left - work / pace * (WORK / MAX_DEADLINE_STEPS)  # in units of LONGEST steps
     return torch.stack([match, match * priority, spare.clamp(-1, 1)], 3)
 
 
 def _choose_in_turn(scores: Tensor) -> Tensor:
-    """Agents in index order take their best slot left: (n, agents, slots + 1) to (n, agents). All may wait."""
+    """Agents take their best free slot in index order: (n, agents, slots + 1) to (n, agents). All may wait."""
     n, agents, choices = scores.shape
     chosen = torch.empty((n, agents), dtype=torch.long, device=scores.device)
     gone = torch.zeros((n, choices), device=scores.device)
@@ -274,7 +274,7 @@ def _choose_in_turn(scores: Tensor) -> Tensor:
 
 
 def _best_in_turn(logits: Tensor) -> Tensor:
-    """As `_choose_in_turn`, of the most probable: whether to take at all comes first, then which slot."""
+    """As `_choose_in_turn` for the most probable choice: first whether to take a task, then which slot."""
     chosen = torch.empty(logits.shape[:2], dtype=torch.long, device=logits.device)
     left, wait = logits[..., :-1].clone(), logits[..., -1]
     for i in range(logits.shape[1]):
@@ -287,14 +287,14 @@ def _best_in_turn(logits: Tensor) -> Tensor:
 
 
 def _taken_before(accept: Tensor, choices: int) -> Tensor:
-    """Slots that agents of a lower index took; (n, agents) to bool (n, agents, slots + 1)."""
+    """Slots that agents with a lower index took; (n, agents) to bool (n, agents, slots + 1)."""
     taken = torch.zeros((*accept.shape, choices), device=accept.device).scatter_(2, accept[..., None], 1.0)
     taken[..., -1] = 0
     return (taken.cumsum(1) - taken) > 0
 
 
 class RunningScale(nn.Module):
-    """Centres and scales by the mean and deviation of all that was observed. Part of the weights, so saved too."""
+    """Normalises by the running mean and deviation of all observations. They are buffers, saved with the weights."""
 
     mean: Tensor
     var: Tensor

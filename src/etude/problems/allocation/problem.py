@@ -28,7 +28,7 @@ class AllocationProblem:
         if self._kind == "entity" and self.network.distribution != "mixed":
             raise ConfigError(
                 f"network.distribution {self.network.distribution!r} needs network.kind 'mlp'; "
-                "the entity network draws from 'mixed'"
+                "the entity network uses 'mixed'"
             )
 
     @property

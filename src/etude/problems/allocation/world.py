@@ -1,8 +1,8 @@
-"""What both variants of the allocation world share: configuration, episode clock, seeding, resumable state.
+"""The common part of both variants of the allocation world: configuration, episode clock, seeding, resumable state.
 
-Actions come in as three tensors (n, agents): accept, allocate, collaborate. Transitions go out. A variant says how
-an environment starts (`_restart`), moves (`_advance`) and looks (`observe`); the source of a step's random numbers is
-an argument (`apply`).
+Actions come in as three tensors (n, agents): accept, allocate, collaborate. Transitions go out. A variant implements
+how an environment starts (`_restart`), advances (`_advance`) and is observed (`observe`); the source of a step's random
+numbers is an argument (`apply`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS = ("accept", "allocate", "collaborate")
 
 State = dict[str, Tensor]
 Uniform = Callable[..., Tensor]
-"""A shape to numbers in [0, 1)."""
+"""From a shape to uniform random numbers in [0, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class AllocationConfig:
     """The problem: its variant and its size."""
 
     variant: Literal["document", "matched"] = "document"
-    """`document` is the source document to the letter; in `matched` agents choose among the queued tasks."""
+    """`document` follows the source document exactly; in `matched` agents choose among the queued tasks."""
     agents: Annotated[int, Ge(2), Le(64)] = 4
-    """How many agents share the queue."""
+    """Number of agents that share the queue."""
     slots: Annotated[int, Ge(3), Le(256)] = 10
-    """How many tasks the queue holds."""
+    """Maximum number of tasks in the queue."""
     horizon: Annotated[int, Ge(1), Le(100_000)] = 200
-    """Steps per episode; then it is truncated."""
+    """Steps per episode, after which it is truncated."""
 
 
 class AllocationWorld:
@@ -53,11 +53,11 @@ class AllocationWorld:
         phases: int = 1,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`phases` > 1 cuts the first episodes short, group by group, so that a batch sees all parts of an episode."""
+        """`phases` > 1 shortens the first episodes, group by group, so that a batch has all parts of an episode."""
         self.config, self.n, self.device, self.dtype = config, n, torch.device(device), dtype
         self.generator = torch.Generator(self.device)
         self.state: State = {}
-        # Every episode lasts `horizon` steps, so the host knows when each group ends and never asks the device.
+        # Every episode lasts `horizon` steps, so the host knows when each group ends without reading from the device.
         self.phases = max(1, min(phases, n, config.horizon))
         self._rows = [slice(n * p // self.phases, n * (p + 1) // self.phases) for p in range(self.phases)]
         self._left: list[int] = []
@@ -119,7 +119,7 @@ class AllocationWorld:
 
     @abstractmethod
     def _allocate(self) -> State:
-        """The state of all environments, its content not yet meaningful."""
+        """The tensors of all environments, not yet initialised."""
 
     @abstractmethod
     def _restart(self, rows: slice) -> None:
@@ -127,7 +127,7 @@ class AllocationWorld:
 
     @abstractmethod
     def _advance(self, action: Action, uniform: Uniform) -> Tensor:
-        """Move the state by one step; returns the reward (n,), or (n, agents) by who earned it."""
+        """Advance the state by one step; returns the reward (n,), or (n, agents) where it is credited by agent."""
 
 
 def make_world(

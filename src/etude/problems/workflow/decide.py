@@ -1,109 +1,130 @@
-"""Decisions about one workflow, one at a time: its progress in, its next nodes or a correction out, as they are logged.
+"""Decisions about workflows: an instruction and its progress in; a plan or a correction out, with what is logged of it.
 
-Whoever chooses, a network, rules or a lot, chooses among what the `Rules` allow, and says how probable the choice was.
+Whatever chooses, a network, rules or chance, chooses among what the `Rules` allow and says how probable its choice was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch import Generator, Tensor
 
-from etude.contracts.decision import Choice, Decision, Eligible, State
-from etude.contracts.errors import PlanError
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
+from etude.contracts.errors import DataError, PlanError
 from etude.problems.base import Action, Actor, Obs
-from etude.problems.workflow.catalogue import Catalogue
-from etude.problems.workflow.experts import Planner, Reader, patient, praised, random_choice, stubborn
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.decisions import PROBLEM, Choice, Eligible, State
+from etude.problems.workflow.experts import (
+    KeywordReader,
+    RulePlanner,
+    by_reputation,
+    random_choice,
+    retry_only,
+    retry_then_switch,
+)
 from etude.problems.workflow.grammar import Correction, Rules
+from etude.problems.workflow.office.scenarios import from_examples
 from etude.problems.workflow.plan import Limits
-from etude.problems.workflow.progress import Live, Progress, to_draft, to_state
-from etude.problems.workflow.scenarios import from_examples
+from etude.problems.workflow.progress import Live, from_state, live_of, to_draft
+
+MAX_CHOOSERS = 128
+"""Instructions that are kept as read: a workflow is decided about several times, many workflows at once."""
 
 
 class Chooser(Protocol):
-    """Chooses within drafts about one instruction, its first."""
+    """Chooses about one instruction, the first of its drafts. It holds nothing that a choice changes."""
 
-    def __call__(self, draft: Obs) -> tuple[Action, float]:
-        """An action and its probability."""
-
-
-Luck = Generator
-"""Where lots are drawn from."""
-Choosers = Callable[[Rules, str, Luck], Chooser]
-"""Somebody to choose about this instruction, with luck from a generator."""
+    def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
+        """The next actions, one or several that follow each other, each with its probability."""
 
 
-@dataclass(kw_only=True)
-class Decider:
-    """A policy of workflows: who chooses, under which name, among what."""
+Choosers = Callable[[Rules, str], Chooser]
+"""Reads an instruction, for which it is then chosen. The same instruction gives an equal chooser."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowDecider:
+    """A `contracts.ports.Decider` of workflows.
+
+    A request's context is the instruction, or a mapping of `instruction` and of `live`, each worker's numbers now as
+    `Live` has them (the catalogue's where it is left out). Its state is a `State`, null at the start. The answer to a
+    state with a failed node is a correction; to any other, the subtasks to add, whose dependencies are places among
+    those of the state and those before them.
+    """
 
     version: str
     catalogue: Catalogue
     limits: Limits
     choosers: Choosers
+    problem: str = field(default=PROBLEM, init=False)
+    rules: Rules = field(init=False, repr=False)
+    _chooser: Callable[[str], Chooser] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.rules = Rules(self.catalogue, self.limits)
-
-    def about(self, instruction: str, *, seed: int = 0) -> Deliberation:
-        if not instruction.strip():
-            raise PlanError("the instruction is empty: say what is to be done")
-        chooser = self.choosers(self.rules, instruction, Generator().manual_seed(seed))
-        return Deliberation(self.rules, chooser, self.version)
-
-
-class Deliberation:
-    """All decisions about one workflow."""
-
-    def __init__(self, rules: Rules, chooser: Chooser, version: str) -> None:
-        self.rules, self.chooser, self.version = rules, chooser, version
-        self._told: tuple[Live, ...] | None = None
+        rules = Rules(self.catalogue, self.limits)
+        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "_chooser", lru_cache(MAX_CHOOSERS)(partial(self.choosers, rules)))
 
     @torch.inference_mode()
-    def plan(self, progress: Progress, live: Sequence[Live], *, now_ms: float = 0.0) -> list[Decision]:
-        """Add nodes to what there is, until *stop*."""
-        draft = to_draft(self.rules, progress, live, now_ms=now_ms)
+    def decide(self, request: DecisionRequest) -> Decision:
+        if request.options is not None:
+            raise DataError("options are for a choice: which subtasks and workers a plan may have, the catalogue says")
+        instruction, live = self._read_context(request.context)
+        state = _converted(request.state, State) if request.state is not None else State()
+        progress = from_state(state)
+        draft = to_draft(self.rules, progress, live, now_ms=request.at_ms)
         if not progress.steps:
             self.rules.check(draft)
-        state = to_state(progress) if progress.steps or progress.replans else None
-        decisions: list[Decision] = []
-        stopped = False
-        while not stopped:
-            action, propensity = self.chooser(draft)
-            decisions.append(self._logged(draft, action, propensity, live, now_ms, None if decisions else state))
-            choice = decisions[-1].choice
-            draft, ends = self.rules.grow(draft, action)
-            stopped = bool(ends)
-            if choice.task_type is not None:
-                assert choice.worker is not None
-                needs = [progress.steps[j] for j in choice.dependencies or ()]
-                progress.add(choice.task_type, needs, choice.worker, live[choice.worker], now_ms)
-        return decisions
+        chooser, rng = self._chooser(instruction), Generator().manual_seed(request.seed)
+        known: dict[str, Any] = {"live": [list(worker) for worker in live]}
+        if state.steps or state.replans:
+            known["state"] = _as_json(state)
+        if progress.failed is None:
+            logged = self._plan(draft, chooser, rng, request.at_ms, known)
+            action: Any = subtasks(logged, self.catalogue)
+        else:
+            logged = [self._logged(draft, *chooser(draft, rng)[0], request.at_ms, known)]
+            action = _by_name(logged[0].action, self.catalogue)
+        propensity = math.prod(decision.propensity or 0.0 for decision in logged)
+        return Decision(action=action, propensity=propensity, policy=self.version, logged=tuple(logged))
 
-    @torch.inference_mode()
-    def correct(self, progress: Progress, live: Sequence[Live], *, now_ms: float) -> Decision:
-        """What to do about the step that failed; the progress is left as it is."""
-        draft = to_draft(self.rules, progress, live, now_ms=now_ms)
-        action, propensity = self.chooser(draft)
-        return self._logged(draft, action, propensity, live, now_ms, to_state(progress))
+    def _read_context(self, context: Any) -> tuple[str, Sequence[Live]]:
+        given = context if isinstance(context, Mapping) else {"instruction": context}
+        instruction, live = given.get("instruction"), given.get("live")
+        if not isinstance(instruction, str):
+            raise DataError(f"the context of a workflow is {context!r:.80}: expected its instruction as text")
+        if not instruction.strip():
+            raise PlanError("the instruction is empty: say what is to be done")
+        if live is None:
+            return instruction, [live_of(worker) for worker in self.catalogue.workers]
+        found = _converted(live, tuple[Live, ...])
+        if len(found) != len(self.catalogue.workers):
+            raise DataError(
+                f"live has {len(found)} workers: expected the {len(self.catalogue.workers)} of the catalogue"
+            )
+        return instruction, found
 
-    def options(self, progress: Progress, live: Sequence[Live], *, now_ms: float) -> list[Correction]:
-        """Which corrections the rules allow, for a person to choose from."""
-        legal = self.rules.corrections(to_draft(self.rules, progress, live, now_ms=now_ms))[0]
-        return [Correction(i) for i in _true(legal)]
+    def _plan(
+        self, draft: Obs, chooser: Chooser, rng: Generator, at_ms: float, known: dict[str, Any]
+    ) -> list[LoggedDecision]:
+        """Nodes are added until *stop*. What was known is logged with the first: the others follow from it."""
+        logged: list[LoggedDecision] = []
+        while True:
+            for action, propensity in chooser(draft, rng):
+                logged.append(self._logged(draft, action, propensity, at_ms, {} if logged else known))
+                draft, stopped = self.rules.grow(draft, action)
+                if stopped:
+                    return logged
 
     def _logged(
-        self,
-        d: Obs,
-        action: Action,
-        propensity: float,
-        live: Sequence[Live],
-        now_ms: float,
-        state: State | None,
-    ) -> Decision:
+        self, d: Obs, action: Action, propensity: float, at_ms: float, known: Mapping[str, Any]
+    ) -> LoggedDecision:
         rules, correction, kind = self.rules, action["correction"], action["type"]
         failed = int(d["failed"]) if int(d["failed"]) >= 0 else None
         types = rules.task_types(d, correction)[0]
@@ -125,21 +146,33 @@ class Deliberation:
             worker=int(action["worker"]) if picks else None,
         )
         _check(choice, eligible)
-        known, self._told = self._told, tuple(live)
-        return Decision(
-            at_ms=now_ms,
-            failed=failed,
-            eligible=eligible,
-            choice=choice,
+        context = dict(known) if failed is None else {"failed": failed, **known}
+        return LoggedDecision(
+            problem=self.problem,
+            at_ms=at_ms,
+            context=context or None,
+            eligible=_as_json(eligible),
+            action=_as_json(choice),
             propensity=propensity,
             policy=self.version,
-            live=None if known == self._told else self._told,
-            state=state,
         )
 
 
+def _converted(value: Any, kind: Any) -> Any:
+    """As it is where it is of this kind already; DataError where it cannot be."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise DataError(f"the request's state or live numbers cannot be read ({error}): expected {kind}") from error
+
+
+def _as_json(value: State | Eligible | Choice) -> Any:
+    """As it is read back from a log."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
 def _check(choice: Choice, eligible: Eligible) -> None:
-    """PlanError for what the rules do not allow, whoever chose it."""
+    """PlanError for what the rules do not allow, whatever chose it."""
     parts = {
         "correction": (choice.correction, eligible.corrections),
         "task type": (choice.task_type, eligible.task_types),
@@ -155,42 +188,56 @@ def _check(choice: Choice, eligible: Eligible) -> None:
         raise PlanError("the policy stopped before its plan had a node")
 
 
+def subtasks(logged: Sequence[LoggedDecision], catalogue: Catalogue) -> list[dict[str, Any]]:
+    """What planning decisions add, by name, in an order in which it can be done."""
+    added = (decision.action for decision in logged if "task_type" in decision.action)
+    return [{"worker": None, "dependencies": [], **_by_name(action, catalogue)} for action in added]
+
+
+def _by_name(action: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
+    """A logged choice with the catalogue's names in place of its ids."""
+    found = dict(action)
+    if "task_type" in found:
+        found["task_type"] = catalogue.task_types[found["task_type"]].name
+    if "worker" in found:
+        found["worker"] = catalogue.workers[found["worker"]].name if catalogue.workers else None
+    return found
+
+
 def named(correction: Correction) -> str:
     return correction.name.lower()
 
 
-def by_rules(*, retry_only: bool = False) -> Choosers:
-    """The rule-based expert: reads keywords and descriptions, takes who is praised most, retries, then switches."""
+def by_rules(*, retries_only: bool = False) -> Choosers:
+    """The rule-based expert: reads keywords and descriptions, prefers workers of high reputation, retries, switches."""
 
-    def choosers(rules: Rules, instruction: str, luck: Generator) -> Chooser:
-        read = Reader(rules.catalogue, without=set()).read(instruction)
+    def choosers(rules: Rules, instruction: str) -> Chooser:
+        read = KeywordReader(rules.catalogue, without=set()).read(instruction)
         plans = from_examples([(instruction, *read)], rules.catalogue)
-        return certain(
-            Planner(rules, plans, worker=praised(rules), correction=stubborn if retry_only else patient), luck
-        )
+        correction = retry_only if retries_only else retry_then_switch
+        return certain(RulePlanner(rules, plans, worker=by_reputation(rules), correction=correction))
 
     return choosers
 
 
-def certain(actor: Actor, luck: Generator) -> Chooser:
-    """An actor that draws no lots."""
-    return lambda draft: (actor(draft, luck), 1.0)
+def certain(actor: Actor) -> Chooser:
+    """An actor that samples nothing."""
+    return lambda draft, rng: [(actor(draft, rng), 1.0)]
 
 
-def by_lot(rules: Rules, instruction: str, luck: Generator) -> Chooser:
+def at_random(rules: Rules, instruction: str) -> Chooser:
     """Uniform over what is legal, part by part; every second dependency."""
-
     actor = random_choice(rules)
 
-    def choose(draft: Obs) -> tuple[Action, float]:
-        action = actor(draft, luck)
-        return action, chance_by_lot(rules, draft, action)
+    def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
+        action = actor(draft, rng)
+        return [(action, random_propensity(rules, draft, action))]
 
     return choose
 
 
-def chance_by_lot(rules: Rules, draft: Obs, action: Action) -> float:
-    """The probability with which `by_lot` chooses this."""
+def random_propensity(rules: Rules, draft: Obs, action: Action) -> float:
+    """The probability with which `at_random` chooses this."""
     correction, kind = action["correction"], action["type"]
     ways = [
         rules.corrections(draft).sum(),
@@ -202,21 +249,21 @@ def chance_by_lot(rules: Rules, draft: Obs, action: Action) -> float:
 
 
 def exploring(choosers: Choosers, share: float) -> Choosers:
-    """Those that draw no lots, but for this share of decisions, which `by_lot` makes. Propensities are exact."""
+    """Choosers that sample nothing, except for this share of decisions, made at random. Propensities are exact."""
 
-    def about(rules: Rules, instruction: str, luck: Generator) -> Chooser:
-        usual, lot = choosers(rules, instruction, luck), by_lot(rules, instruction, luck)
+    def explorers(rules: Rules, instruction: str) -> Chooser:
+        usual, uniform = choosers(rules, instruction), at_random(rules, instruction)
 
-        def choose(draft: Obs) -> tuple[Action, float]:
-            wanted, _ = usual(draft)
-            drawn = float(torch.rand((), generator=luck, dtype=torch.float64)) < share
-            action = lot(draft)[0] if drawn else wanted
+        def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
+            wanted, _ = usual(draft, rng)[0]
+            explores = float(torch.rand((), generator=rng, dtype=torch.float64)) < share
+            action = uniform(draft, rng)[0][0] if explores else wanted
             same = all(bool((action[name] == wanted[name]).all()) for name in action)
-            return action, (1 - share) * same + share * chance_by_lot(rules, draft, action)
+            return [(action, (1 - share) * same + share * random_propensity(rules, draft, action))]
 
         return choose
 
-    return about
+    return explorers
 
 
 def _true(mask: Tensor) -> list[int]:

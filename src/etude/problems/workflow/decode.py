@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from etude.problems.base import Obs
 from etude.problems.distributions import finite, masked
-from etude.problems.workflow.encode import Library, Surroundings
+from etude.problems.workflow.encode import PolicyContext
 from etude.problems.workflow.grammar import Correction
 from etude.problems.workflow.metrics import f1
-from etude.problems.workflow.network import PlanPolicy, Thread
+from etude.problems.workflow.network import DraftState, PlanPolicy, Reading
 from etude.problems.workflow.plan import Plan
 
 TOGETHER = 128
 """Drafts planned at once on a CPU, those of like length: little of what is read is padding."""
 
 
-def ask(policy: PlanPolicy, surroundings: Surroundings, library: Library) -> Obs:
-    """Empty drafts about every instruction of a library, for a policy that decides within it from now on."""
-    policy.within(replace(surroundings, library=library))
-    return policy.rules.begin(len(library.mask)) | {"instruction": torch.arange(len(library.mask))}
+def empty_drafts(policy_context: PolicyContext) -> Obs:
+    """One about every instruction of the context."""
+    count = len(policy_context.encoded.mask)
+    return policy_context.rules.begin(count) | {"instruction": torch.arange(count)}
 
 
 @torch.inference_mode()
@@ -37,7 +36,7 @@ def plan_greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) 
     if not instructions:
         return []
     policy.rules.check(drafts)
-    lengths = policy.around.library.mask[drafts["instruction"]].sum(1)
+    lengths = policy.context.encoded.mask[drafts["instruction"]].sum(1)
     plans: dict[int, Plan] = {}
     for rows in lengths.argsort(stable=True).split(
         TOGETHER if policy.rules.device.type == "cpu" else len(instructions)
@@ -53,7 +52,7 @@ def _greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) -> l
     finished = {name: value.clone() for name, value in drafts.items()}
     d = drafts
     while len(alive):
-        action = policy.decide(d, policy.follow(d, reading), greedy=True)[0]
+        action = policy.decide(d, policy.encode_drafts(d, reading), greedy=True)[0]
         d, stopped = rules.grow(d, action)
         for name, value in d.items():
             finished[name][alive] = value
@@ -63,53 +62,59 @@ def _greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) -> l
 
 
 @torch.inference_mode()
-def plan_by_beam(policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5) -> Plan:
-    """The plan of one draft, (1, …) tensors."""
+def plan_by_beam(
+    policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5, reading: Reading | None = None
+) -> Plan:
+    """The plan of one draft, (1, …) tensors; `reading` is of its instruction, where that was read before."""
     rules = policy.rules
     rules.check(draft)
-    thread = policy.follow(draft, policy.read(draft["instruction"]))
+    state = policy.encode_drafts(draft, reading or policy.read(draft["instruction"]))
     d, total = draft, torch.zeros(1, device=rules.device)  # (beams,) log-probability
     ended: list[tuple[float, Plan]] = []
     while len(total) and (len(ended) < beam or float(total.max()) > ended[-1][0]):
-        d, total, stopped, thread = _extend(policy, d, total, thread, beam)
+        d, total, stopped, state = _extend(policy, d, total, state, beam)
         if not len(stopped):
             continue
         plans = rules.plans(take(d, stopped), [instruction] * len(stopped))
         ended += zip(total[stopped].tolist(), plans, strict=True)
         ended = sorted(ended, key=lambda found: -found[0])[:beam]
         going = torch.ones_like(total, dtype=torch.bool).index_fill(0, stopped, False).nonzero()[:, 0]
-        d, total, thread = take(d, going), total[going], thread.take(going)
+        d, total, state = take(d, going), total[going], state.take(going)
     return _agreed(ended)
 
 
-def _extend(policy: PlanPolicy, d: Obs, total: Tensor, thread: Thread, beam: int) -> tuple[Obs, Tensor, Tensor, Thread]:
+def _extend(
+    policy: PlanPolicy, d: Obs, total: Tensor, state: DraftState, beam: int
+) -> tuple[Obs, Tensor, Tensor, DraftState]:
     """The best `beam` drafts with one choice more, their log-probabilities, and which of them stopped."""
     rules = policy.rules
     correction = torch.full_like(d["length"], Correction.ABORT)
-    log_p = masked(policy.type_scores(d, thread), rules.task_types(d, correction)).log_softmax(1)
+    log_p = masked(policy.type_scores(d, state), rules.task_types(d, correction)).log_softmax(1)
     best = (total[:, None] + log_p).flatten().topk(min(beam, int(log_p.isfinite().sum())))
     row, task_type = best.indices // log_p.shape[1], best.indices % log_p.shape[1]
-    d, thread, correction = take(d, row), thread.take(row), correction[row]
-    token, layers = policy.add(d, thread, task_type)
+    d, state, correction = take(d, row), state.take(row), correction[row]
+    token, layers = policy.add(d, state, task_type)
     legal = rules.dependencies(d, task_type)
-    scores = finite(policy.link_scores(d, thread, token, task_type))
+    scores = finite(policy.link_scores(d, state, token, task_type))
     links = (scores > 0) & legal
     certain = (torch.nn.functional.logsigmoid(scores.abs()) * legal).sum(1)
     able = rules.workers_for(d, correction, task_type, links)
-    worker = masked(policy.worker_scores(d, thread, token, task_type), able).log_softmax(1).max(1)
+    worker = masked(policy.worker_scores(d, state, token, task_type), able).log_softmax(1).max(1)
     action = {"correction": correction, "type": task_type, "links": links, "worker": worker.indices}
-    grown, stopped = rules.grow(d, action)
-    thread = thread.grown(d["length"], token, layers)
-    return grown, best.values + certain + worker.values, stopped.nonzero()[:, 0], thread
+    with_node, stopped = rules.grow(d, action)
+    state = state.with_node(d["length"], token, layers)
+    return with_node, best.values + certain + worker.values, stopped.nonzero()[:, 0], state
 
 
 def _agreed(ended: Sequence[tuple[float, Plan]]) -> Plan:
     weights = [math.exp(score - ended[0][0]) for score, _ in ended]
     plans = [plan for _, plan in ended]
-    return max(plans, key=lambda plan: sum(w * _likeness(plan, other) for w, other in zip(weights, plans, strict=True)))
+    return max(
+        plans, key=lambda plan: sum(w * _similarity(plan, other) for w, other in zip(weights, plans, strict=True))
+    )
 
 
-def _likeness(a: Plan, b: Plan) -> float:
+def _similarity(a: Plan, b: Plan) -> float:
     nodes = f1([n.task_type for n in a.nodes], [n.task_type for n in b.nodes])
     return nodes + f1(a.links, b.links) + (nodes >= 0.99)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, pairwise
@@ -18,16 +18,15 @@ from zlib import crc32
 from etude.contracts.errors import PlanError
 from etude.problems.workflow.plan import Node, Plan
 
-BOX_WIDTH, BOX_HEIGHT, BOX_ROOM, TRACK_ROOM = 152.0, 62.0, 40.0, 6.0  # room: half of what an item takes of its layer
-MARGIN, GAP, WIDEST_GAP, LEAST_WIDTH, ARROW = 24.0, 56.0, 140.0, 420.0, 8.0
-CAPTION, LABEL, SMALL = 15.0, 13.0, 11.0  # font sizes
+BOX_WIDTH, BOX_HEIGHT, BOX_ROOM, TRACK_ROOM = 152.0, 62.0, 43.0, 6.0  # room: half of what an item takes of its layer
+MARGIN, GAP, MAX_GAP, MIN_WIDTH, ARROW = 24.0, 56.0, 140.0, 420.0, 8.0
+CAPTION, LABEL, SMALL, TINY = 15.0, 13.0, 11.0, 10.5  # font sizes
 LINE_HEIGHT = 1.3
 SWEEPS = 12
 TRACK_WEIGHT = 0.01
-"""Of a track against a box where both want the same place: tracks step aside."""
+"""Of a track against a box where both need the same place: tracks make room."""
 
-INK, PALE_INK, EDGE = "#1f2937", "#475569", "#7c8798"
-UNASSIGNED = ("#f1f5f9", "#94a3b8")
+INK, PALE_INK, FAULT_INK, EDGE = "#1f2937", "#475569", "#b91c1c", "#7c8798"
 PALETTE = (  # fill and border; both inks have a contrast of 4.5 or more on every fill
     ("#dbeafe", "#3b82f6"),
     ("#ffedd5", "#ea8a2f"),
@@ -37,6 +36,16 @@ PALETTE = (  # fill and border; both inks have a contrast of 4.5 or more on ever
     ("#fce7f3", "#d9528f"),
     ("#ccfbf1", "#1a9c90"),
     ("#e7e0d8", "#8f7458"),
+    ("#e0e7ff", "#6366f1"),
+    ("#fee2e2", "#ef5a5a"),
+    ("#ecfccb", "#7ba428"),
+    ("#cffafe", "#0e9bb5"),
+    ("#f5d0fe", "#c02bd3"),
+    ("#fde4c8", "#b45309"),
+    ("#d9e2ec", "#5f7a94"),
+    ("#d5ead8", "#4d8a5b"),
+    ("#ece8c4", "#9a8f2a"),
+    ("#f8d7da", "#b0475a"),
 )
 STATUS = {  # border: its colour, width and dashes
     "planned": 'stroke="#94a3b8" stroke-width="2" stroke-dasharray="5 4"',
@@ -44,38 +53,76 @@ STATUS = {  # border: its colour, width and dashes
     "failed": 'stroke="#dc2626" stroke-width="3"',
     "skipped": 'stroke="#64748b" stroke-width="2" stroke-dasharray="1.5 3.5"',
 }
-UNWANTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 """Control characters, those that turn the direction of what follows, lone surrogates, non-characters."""
 
 
-def to_svg(plan: Plan, *, status: Sequence[str] | None = None) -> str:
-    """One `<svg>`, for a file or a page, in ASCII; `status` has a word of `STATUS` for each node."""
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A line of text below a node."""
+
+    text: str
+    is_fault: bool = False
+
+
+Colours = Mapping[str, tuple[str, str]]
+"""Fill and border by task type."""
+
+
+def task_colours(names: Iterable[str]) -> Colours:
+    """A task type's colour follows from its name, unless two of these would have the same while others are free."""
+    free: list[int] = []
+    out = {}
+    for name in sorted({_clean(name) for name in names}):
+        free = free or list(range(len(PALETTE)))
+        start = crc32(name.encode()) % len(PALETTE)
+        chosen = min(free, key=lambda c: (c - start) % len(PALETTE))
+        free.remove(chosen)
+        out[name] = PALETTE[chosen]
+    return out
+
+
+def to_svg(
+    plan: Plan,
+    *,
+    status: Sequence[str] | None = None,
+    notes: Sequence[Note] = (),
+    colours: Colours | None = None,
+    figure: int | None = None,
+) -> str:
+    """One `<svg>` in ASCII, for a file, or as the `figure` of that number for a page, whose ids it tells apart.
+
+    `status` has a word of `STATUS` for each node, `notes` one each. On a page with several plans, `colours` are
+    those of all of them.
+    """
     _check(plan, status)
     graph = _graph(plan)
     y, bottom = _heights(graph, _order(graph))
     x = _columns(graph, y)
-    inner = max(x[-1] + BOX_WIDTH, LEAST_WIDTH)
-    said = _clean(plan.instruction)
+    inner = max(x[-1] + BOX_WIDTH, MIN_WIDTH)
+    said = _clean(plan.instruction) if figure is None else ""  # a page has the instruction already
     caption = _wrap(said, inner / CAPTION, 3)
     left = MARGIN + (inner - x[-1] - BOX_WIDTH) / 2
     top = MARGIN + (len(caption) * CAPTION * LINE_HEIGHT + 18 if caption else 0)
     x, y = [left + at for at in x], [top + at for at in y]
-    size = f'width="{inner + 2 * MARGIN:.1f}" height="{top + bottom + MARGIN:.1f}"'
-    out = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} '
-    out += f'viewBox="0 0 {inner + 2 * MARGIN:.1f} {top + bottom + MARGIN:.1f}" '
+    width, height = f"{inner + 2 * MARGIN:.1f}", f"{top + bottom + MARGIN:.1f}"
+    size = f'width="{width}" height="{height}"'
+    where = 'xmlns="http://www.w3.org/2000/svg"' if figure is None else f'style="--w:{width}px"'
+    out = f'<svg {where} role="img" {size} viewBox="0 0 {width} {height}" '
     out += 'font-family="system-ui, -apple-system, Segoe UI, sans-serif">'
     out += f"<title>{escape(said) or 'A plan'}</title><desc>{escape(_in_words(plan, status))}</desc>"
     out += f'<rect {size} rx="12" fill="#ffffff"/>'
     out += _lines(caption, MARGIN, MARGIN + CAPTION, size=CAPTION, style=f'fill="{INK}" font-weight="600"')
-    marker = f"arrow-{crc32(out.encode()):08x}"  # ids belong to the page, which may hold many plans
+    marker = f"arrow-{crc32(out.encode()):08x}" if figure is None else f"arrow-{figure}"
     out += f'<defs><marker id="{marker}" viewBox="0 0 8 8" markerWidth="{ARROW:g}" markerHeight="{ARROW:g}" refY="4" '
     out += f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5Z" fill="{EDGE}"/></marker></defs>'
     out += f'<g fill="none" stroke="{EDGE}" stroke-width="1.5">'
     out += "".join(_edge(graph, x, y, link, marker) for link in graph.links) + "</g>"
-    colours = _colours(plan)
+    colours = task_colours(node.task_type for node in plan.nodes) if colours is None else colours
     for i, node in enumerate(plan.nodes):
         corner = x[graph.depth[i]], y[i] - BOX_HEIGHT / 2
-        out += _box(i, node, corner, colours[_clean(node.worker or "")], status[i] if status else "")
+        out += _box(i, node, corner, colours[_clean(node.task_type)], status[i] if status else "")
+        out += _note(notes[i], corner) if notes else ""
     return f"{out}</svg>\n".encode("ascii", "xmlcharrefreplace").decode()
 
 
@@ -129,17 +176,17 @@ def _order(graph: _Graph) -> list[list[int]]:
     place = [0.0] * len(graph.depth)  # within the layer, 0 to 1
     for items in layers:
         _rank(items, place)
-    best, fewest = [list(items) for items in layers], _crossings(graph, layers, place)
+    best, crossings = [list(items) for items in layers], _crossings(graph, layers, place)
     for sweep in range(SWEEPS):
-        if not fewest:
+        if not crossings:
             break
         near = graph.after if sweep % 2 else graph.before
         for items in layers[:: -1 if sweep % 2 else 1]:
             means = {k: sum(place[n] for n in near[k]) / len(near[k]) if near[k] else place[k] for k in items}
             items.sort(key=means.__getitem__)
             _rank(items, place)
-        if (found := _crossings(graph, layers, place)) < fewest:
-            best, fewest = [list(items) for items in layers], found
+        if (found := _crossings(graph, layers, place)) < crossings:
+            best, crossings = [list(items) for items in layers], found
     return best
 
 
@@ -169,9 +216,9 @@ def _heights(graph: _Graph, layers: Sequence[Sequence[int]]) -> tuple[list[float
     both = list(zip(layers, floors, strict=True))
     for sweep in range(SWEEPS):
         for items, floor in both[:: -1 if sweep % 2 else 1]:
-            wanted = [_wanted(graph, k, y) for k in items]
+            targets = [_target(graph, k, y) for k in items]
             weights = [1.0 if k < graph.boxes else TRACK_WEIGHT for k in items]
-            for item, at in zip(items, _apart(wanted, floor, weights), strict=True):
+            for item, at in zip(items, _separated(targets, floor, weights), strict=True):
                 y[item] = at
     halves = [BOX_HEIGHT / 2 if k < graph.boxes else 0.0 for k in range(len(y))]
     top = min(at - half for at, half in zip(y, halves, strict=True))
@@ -179,7 +226,7 @@ def _heights(graph: _Graph, layers: Sequence[Sequence[int]]) -> tuple[list[float
     return [at - top for at in y], bottom - top
 
 
-def _wanted(graph: _Graph, item: int, y: Sequence[float]) -> float:
+def _target(graph: _Graph, item: int, y: Sequence[float]) -> float:
     """Where an item's edges are straightest. Boxes follow boxes where they can, so that a chain stays straight."""
     near = graph.before[item] + graph.after[item]
     if item < graph.boxes:
@@ -187,14 +234,14 @@ def _wanted(graph: _Graph, item: int, y: Sequence[float]) -> float:
     return sum(y[k] for k in near) / len(near) if near else y[item]
 
 
-def _apart(wanted: Sequence[float], floor: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The places nearest to the wanted ones (least squares) whose steps are those of `floor` or more.
+def _separated(targets: Sequence[float], floor: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The places nearest to the targets (least squares) whose steps are those of `floor` or more.
 
     Less the floor, the places have to rise: an isotonic regression, by pooling adjacent violators.
     """
     pools: list[tuple[float, float, int]] = []  # mean, weight, items
-    for want, least, weight in zip(wanted, floor, weights, strict=True):
-        mean, count = want - least, 1
+    for target, least, weight in zip(targets, floor, weights, strict=True):
+        mean, count = target - least, 1
         while pools and pools[-1][0] >= mean:
             other, more, items = pools.pop()
             mean, weight, count = (mean * weight + other * more) / (weight + more), weight + more, count + items
@@ -208,7 +255,7 @@ def _columns(graph: _Graph, y: Sequence[float]) -> list[float]:
     gaps = [GAP] * max(graph.depth)
     for a, b in graph.links:
         at = graph.depth[a]
-        gaps[at] = min(max(gaps[at], GAP + 0.2 * (abs(y[a] - y[b]) - BOX_HEIGHT)), WIDEST_GAP)
+        gaps[at] = min(max(gaps[at], GAP + 0.2 * (abs(y[a] - y[b]) - BOX_HEIGHT)), MAX_GAP)
     return [0.0, *accumulate(BOX_WIDTH + gap for gap in gaps)]
 
 
@@ -243,22 +290,15 @@ def _box(i: int, node: Node, corner: tuple[float, float], colours: tuple[str, st
     return out + _lines(beneath, BOX_WIDTH / 2, second, size=SMALL, style=f'fill="{PALE_INK}"') + "</svg></g>"
 
 
+def _note(note: Note, corner: tuple[float, float]) -> str:
+    style = f'class="what" text-anchor="middle" fill="{FAULT_INK if note.is_fault else PALE_INK}"'
+    at = corner[0] + BOX_WIDTH / 2, corner[1] + BOX_HEIGHT + 2 + TINY
+    return _lines([_clean(note.text)], *at, size=TINY, style=style)
+
+
 def _lines(lines: Sequence[str], x: float, y: float, *, size: float, style: str) -> str:
     places = (f'x="{x:.1f}" y="{y + k * size * LINE_HEIGHT:.1f}" font-size="{size:g}"' for k in range(len(lines)))
     return "".join(f"<text {at} {style}>{escape(line)}</text>" for at, line in zip(places, lines, strict=True))
-
-
-def _colours(plan: Plan) -> dict[str, tuple[str, str]]:
-    """A worker's colour follows from its name, so plans agree, unless two of one plan would have the same."""
-    free: list[int] = []
-    out = {"": UNASSIGNED}
-    for worker in sorted({_clean(node.worker or "") for node in plan.nodes} - {""}):
-        free = free or list(range(len(PALETTE)))
-        start = crc32(worker.encode()) % len(PALETTE)
-        chosen = min(free, key=lambda c: (c - start) % len(PALETTE))
-        free.remove(chosen)
-        out[worker] = PALETTE[chosen]
-    return out
 
 
 def _in_words(plan: Plan, status: Sequence[str] | None) -> str:
@@ -279,7 +319,7 @@ def _readable(name: str) -> str:
 
 def _clean(text: str) -> str:
     """One line of what XML 1.0 allows."""
-    return " ".join(word for part in text.split() if (word := UNWANTED.sub("", part)))
+    return " ".join(word for part in text.split() if (word := NO_TEXT.sub("", part)))
 
 
 def _wrap(text: str, room_em: float, most: int) -> list[str]:

@@ -1,7 +1,8 @@
-"""Texts to the tensors a network reads: instructions with their votes, task types and workers by what describes them.
+"""Texts to the tensors that the planner network reads: instructions, and descriptions of task types and workers.
 
-A network refers to an instruction by its row in a `Library`, so a batch of decisions about the same few thousand
-instructions carries numbers, not text. What it was trained on is known to it by name; anything else it reads.
+The network refers to an instruction by its row in `EncodedInstructions`, so a batch of decisions about the same few
+thousand instructions carries row numbers, not text. Task types and workers of the training data have learned name
+embeddings; all others are read by their descriptions alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from etude.contracts.ports import TextEncoder
 from etude.problems.base import Obs
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.examples import Example, described
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
@@ -27,78 +28,78 @@ MAX_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Library:
-    """Instructions, one a row."""
+class EncodedInstructions:
+    """Instructions as tensors, one per row."""
 
-    tokens: Tensor  # (rows, L) int: which vector each token has, or its id where a network learns the vectors
-    vectors: Tensor | None  # (distinct, width) float16; None where a network learns them
-    mask: Tensor  # (rows, L) bool: where there is a token
-    votes: Tensor  # (rows, columns) of similar past queries
-    alike: Tensor  # (rows, T, LIKENESS) to the task types of a catalogue
+    tokens: Tensor  # (rows, L) int: indices into `vectors`, or token ids where the text encoder is fine-tuned
+    vectors: Tensor | None  # (distinct, width) float16; None where the text encoder is fine-tuned
+    mask: Tensor  # (rows, L) bool: true for tokens, false for padding
+    votes: Tensor  # (rows, columns): votes of similar past queries
+    similarity: Tensor  # (rows, T, SIMILARITIES): to the task types of a catalogue
 
-    def to(self, device: torch.device | str) -> Library:
+    def to(self, device: torch.device | str) -> EncodedInstructions:
         vectors = None if self.vectors is None else self.vectors.to(device)
-        tokens, mask, votes, alike = (x.to(device) for x in (self.tokens, self.mask, self.votes, self.alike))
-        return Library(tokens=tokens, vectors=vectors, mask=mask, votes=votes, alike=alike)
+        tokens, mask, votes, similarity = (x.to(device) for x in (self.tokens, self.mask, self.votes, self.similarity))
+        return EncodedInstructions(tokens=tokens, vectors=vectors, mask=mask, votes=votes, similarity=similarity)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """All a network decides within, apart from its weights. T task types, W workers, as `Rules` counts them."""
+class PolicyContext:
+    """Everything a network decides with besides its weights. T task types, W workers, as `Rules` counts them."""
 
     rules: Rules
-    library: Library
+    encoded: EncodedInstructions
     type_text: Tensor  # (T, width)
     worker_text: Tensor  # (W, width)
-    type_row: Tensor  # (T,) long: which of the names it was trained with; −1 for one it only reads
-    worker_row: Tensor  # (W,) long
-    pairs: Tensor  # (pairs, 2) long: the memory's, in the ids of this catalogue; −2 for what is not in it
-    links: Tensor  # (links,) long, sorted: source · T + target of those that are in this catalogue
-    link_columns: Tensor  # (links,) long: where their votes stand
+    type_row: Tensor  # (T,) long: row of the name embedding; −1 for a type that was not in the training data
+    worker_row: Tensor  # (W,) long: the same for workers
+    pairs: Tensor  # (pairs, 2) long: the memory's pairs in the ids of this catalogue; −2 for a type that it lacks
+    links: Tensor  # (links,) long, sorted: source · T + target of the memory's links between types of this catalogue
+    link_columns: Tensor  # (links,) long: the column of their votes
 
-    def to(self, device: torch.device | str) -> Surroundings:
+    def to(self, device: torch.device | str) -> PolicyContext:
         if self.type_text.device == torch.device(device):
             return self
         tensors = ("type_text", "worker_text", "type_row", "worker_row", "pairs", "links", "link_columns")
         moved = {name: getattr(self, name).to(device) for name in tensors}
         rules = Rules(self.rules.catalogue, self.rules.limits, device=device)
-        return replace(self, rules=rules, library=self.library.to(device), **moved)
+        return replace(self, rules=rules, encoded=self.encoded.to(device), **moved)
 
     def votes_for(self, links: Tensor, votes: Tensor) -> Tensor:
-        """(n, …) of the votes (n, columns) for links by their codes (n, …); 0 for what the memory does not know."""
+        """(n, …): the votes (n, columns) for links by their codes (n, …); 0 for links that are not in the memory."""
         if not len(self.links):
             return torch.zeros_like(links, dtype=votes.dtype)
         place = torch.searchsorted(self.links, links.flatten(1)).clamp(max=len(self.links) - 1)
         found = votes.gather(1, self.link_columns[place]) * (self.links[place] == links.flatten(1))
         return found.view_as(links)
 
-    def __deepcopy__(self, memo: object) -> Surroundings:
-        """A copy of a network decides within the same: nothing of this is ever changed."""
+    def __deepcopy__(self, memo: object) -> PolicyContext:
+        """Copies of a network share their context: it is never modified."""
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """The names a network was trained with, in the order of its tables."""
+class KnownNames:
+    """The names in a network's training data, in the order of its embedding tables."""
 
     task_types: tuple[str, ...]
     workers: tuple[str, ...]
 
     @staticmethod
-    def of(catalogue: Catalogue) -> Known:
-        return Known(
+    def of(catalogue: Catalogue) -> KnownNames:
+        return KnownNames(
             task_types=tuple(t.name for t in catalogue.task_types), workers=tuple(w.name for w in catalogue.workers)
         )
 
 
-def make_library(
+def encode_instructions(
     encoder: TextEncoder,
     texts: Sequence[str],
     votes: Tensor,
-    alike: Tensor,
+    similarity: Tensor,
     tokenise: Callable[[Sequence[str]], list[list[int]]] | None = None,
-) -> Library:
-    """With `tokenise`, rows of token ids instead of the encoder's vectors."""
+) -> EncodedInstructions:
+    """The encoder's token vectors of each text, or token ids where `tokenise` is given."""
     vectors = None
     if tokenise is None:
         found, vectors = _distinct([tokens[:MAX_TOKENS] for tokens in encoder.tokens(texts)], encoder.width)
@@ -109,11 +110,11 @@ def make_library(
     for row, ids in enumerate(found):
         padded[row, : len(ids)], mask[row, : len(ids)] = ids, True
     tokens, there = torch.from_numpy(padded), torch.from_numpy(mask)
-    return Library(tokens=tokens, vectors=vectors, mask=there, votes=votes, alike=alike)
+    return EncodedInstructions(tokens=tokens, vectors=vectors, mask=there, votes=votes, similarity=similarity)
 
 
 def _distinct(texts: Sequence[NDArray[np.float32]], width: int) -> tuple[list[list[int]], Tensor]:
-    """Vectors of each text's tokens to their numbers, and the vectors: the same word stands in many texts."""
+    """Each text's token vectors as indices, and the distinct vectors: many texts share a word."""
     numbers: dict[bytes, int] = {}
     rows = [
         [numbers.setdefault(vector.tobytes(), len(numbers)) for vector in text.astype(np.float16)] for text in texts
@@ -121,20 +122,25 @@ def _distinct(texts: Sequence[NDArray[np.float32]], width: int) -> tuple[list[li
     return rows, torch.from_numpy(np.frombuffer(bytearray(b"".join(numbers)), np.float16).reshape(-1, width))
 
 
-def surround(
-    encoder: TextEncoder, catalogue: Catalogue, limits: Limits, known: Known, memory: Memory, library: Library
-) -> Surroundings:
-    """A network's surroundings under this catalogue, which may have gained and lost entries since it was trained."""
+def make_policy_context(
+    encoder: TextEncoder,
+    catalogue: Catalogue,
+    limits: Limits,
+    known: KnownNames,
+    memory: Memory,
+    encoded: EncodedInstructions,
+) -> PolicyContext:
+    """The context of a network under this catalogue, which may have gained and lost entries since training."""
     place = {t.name: i for i, t in enumerate(catalogue.task_types)}
     stop = len(catalogue.task_types)
-    # The memory's ids are those of `known`; its last two are stop and, read backwards, START.
+    # The memory's ids index `known`; the two appended entries are *stop* and START, which is index −1.
     ids = torch.tensor([*(place.get(name, -2) for name in known.task_types), stop, -1])
     source, target = ids[memory.links].T
     codes, order = torch.where((source >= 0) & (target >= 0), source * stop + target, -1).sort()
     there = codes >= 0
-    return Surroundings(
+    return PolicyContext(
         rules=Rules(catalogue, limits),
-        library=library,
+        encoded=encoded,
         type_text=_described(encoder, catalogue.task_types),
         worker_text=_described(encoder, catalogue.workers),
         type_row=_rows([t.name for t in catalogue.task_types], known.task_types),
@@ -145,9 +151,9 @@ def surround(
     )
 
 
-def type_columns(surroundings: Surroundings, votes: Tensor) -> Tensor:
-    """(n, columns) to (n, T): the votes for each task type of the catalogue, 0 for one the memory does not know."""
-    rows = surroundings.type_row
+def type_columns(policy_context: PolicyContext, votes: Tensor) -> Tensor:
+    """(n, columns) to (n, T): the votes for each task type of the catalogue, 0 for types not in the memory."""
+    rows = policy_context.type_row
     return votes[:, rows.clamp(min=0)] * (rows >= 0)
 
 
@@ -161,7 +167,7 @@ def _rows(names: Sequence[str], known: Sequence[str]) -> Tensor:
 
 
 def to_drafts(rules: Rules, examples: Sequence[Example], rows: Sequence[int]) -> Obs:
-    """Expert plans as finished drafts about the instructions in these rows; worker −1 where the expert named none."""
+    """Expert plans as finished drafts for the instructions in these rows; worker −1 where the expert named none."""
     d = rules.begin(len(examples))
     for i, example in enumerate(examples):
         t = example.targets

@@ -1,7 +1,7 @@
-"""Expert workflows to learn from: a training file in, checked examples out, and more of them made from few.
+"""Expert workflows to learn from: a training file in, validated examples out, and augmented examples made from them.
 
-The file is a JSON list of `{"instruction", "targets": {"task_types", "dependencies", "model_selections"}, "rewards"}`,
-ids into the catalogue. One bad record refuses the file and is named.
+The file is a JSON list of `{"instruction", "targets": {"task_types", "dependencies", "model_selections"}, "rewards"}`
+with ids into the catalogue. One invalid record makes the whole file invalid; the error names it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from etude.contracts.errors import DataError, PlanError
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.plan import in_order
+from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.plan import topological_order
 
 
 class Targets(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +30,7 @@ class Targets(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One instruction and the plan an expert made of it, nodes in topological order."""
+    """One instruction and an expert's plan for it, its nodes in topological order."""
 
     instruction: str
     targets: Targets
@@ -50,7 +50,7 @@ def read_examples(path: Path, catalogue: Catalogue, *, max_nodes: int) -> list[E
 
 
 def to_examples(records: Sequence[Any], catalogue: Catalogue, *, max_nodes: int, source: str) -> list[Example]:
-    """Records as a training file has them, checked; `source` is named where one is wrong."""
+    """Validated examples from the records of a training file; errors name the `source` and the record."""
     return [_example(record, f"{source}, record {i}", catalogue, max_nodes) for i, record in enumerate(records)]
 
 
@@ -91,9 +91,9 @@ def _check_ids(ids: Sequence[int], count: int, what: str) -> None:
 
 
 def _ordered(example: Example) -> Example:
-    """Nodes in topological order, dependencies without repetition."""
+    """The example with its nodes in topological order and without repeated dependencies."""
     t = example.targets
-    order = in_order(t.dependencies)
+    order = topological_order(t.dependencies)
     place = {old: new for new, old in enumerate(order)}
     targets = Targets(
         task_types=tuple(t.task_types[i] for i in order),
@@ -108,10 +108,10 @@ CONNECTIVES = (", then ", " and ", ". After that, ", ", and then ", "; next ", "
 
 
 def augment(examples: Sequence[Example], catalogue: Catalogue, count: int, rng: random.Random) -> list[Example]:
-    """`count` new examples: the plans of known ones, asked for in the words of the catalogue's descriptions.
+    """`count` new examples: plans of given ones, with instructions in the words of the catalogue's descriptions.
 
-    Plans with rare task types come more often: each name meets its description, which is all that a task type added
-    later will have.
+    Plans with rare task types are sampled more often. The network so learns to read descriptions, which are all there
+    is for a task type added later.
     """
     if not examples or count <= 0:
         return []
@@ -126,6 +126,7 @@ def augment(examples: Sequence[Example], catalogue: Catalogue, count: int, rng: 
 
 
 def wording(catalogue: Catalogue, task_type: int, rng: random.Random) -> str:
+    """The name or the description of a task type, at random."""
     entry = catalogue.task_types[task_type]
     name = readable(entry.name).lower()
     description = entry.description.strip().rstrip(".").lower()
@@ -133,10 +134,10 @@ def wording(catalogue: Catalogue, task_type: int, rng: random.Random) -> str:
 
 
 def readable(name: str) -> str:
-    """A name as words: `send_e-mail` and `Flights.FindOne` to a reader of text."""
+    """A name as words, for text encoders: `send_e-mail` to "send e-mail", `Flights.FindOne` to "Flights Find One"."""
     return re.sub(r"[_.]|(?<=[a-z0-9])(?=[A-Z])", " ", name).strip()
 
 
 def described(entry: TaskType | Worker) -> str:
-    """All that there is to read about it."""
+    """The name and the description as one text, for text encoders."""
     return f"{readable(entry.name)}: {entry.description}"

@@ -1,8 +1,8 @@
-"""What a learned workflow policy is measured beside: from random legal choices to an oracle that knows everything.
+"""Baselines that a learned workflow policy is compared with: from random legal choices to an oracle.
 
-`cheapest`, `best_single`, `greedy` and `rules` read the instruction by its keywords and differ in whom they choose and
-how they correct. `oracle` knows the best plan and the hidden skills; its return minus a policy's is the policy's
-regret. All choose through the rules' masks.
+`cheapest`, `best_single`, `greedy` and `rules` find task types by keywords in the instruction and differ in the worker
+they choose and in how they correct. `oracle` knows the best plan and the hidden skills; its return minus a policy's is
+the policy's regret. All choose among what the rules' masks allow.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Generator, Tensor
 
 from etude.problems.base import Action, Actor, Obs
-from etude.problems.workflow import phrases
-from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.grammar import Correction, Rules, Status, at
-from etude.problems.workflow.scenarios import Scenarios, from_examples
-from etude.problems.workflow.world import (
-    SECOND_WIND,
+from etude.problems.workflow.office import phrases
+from etude.problems.workflow.office.scenarios import Scenarios, from_examples
+from etude.problems.workflow.office.world import (
+    SKILL_AFTER_FAILURE,
     SLOWER,
     ErrorCategory,
     Tables,
@@ -31,27 +31,27 @@ from etude.problems.workflow.world import (
     flakiness,
 )
 
-NEVER = -1e6  # the value of what is not to be done
-COMPANY = 6  # workers that the oracle considers for a subtask
+NEVER = -1e6  # the score of a choice that must not be made
+MAX_CANDIDATES = 6  # workers that the oracle considers for each task type
 CHUNK = 512  # episodes that it solves at a time
-ENOUGH = 0.5  # overlap from which a clause is about a task type
+MIN_OVERLAP = 0.5  # overlap from which a clause mentions a task type
 STOP_WORDS = re.compile(r"(a|an|and|the|of|or|to|in|into|on|for|its|it|with|from|against|about|another|such|as)$")
 
 Score = Callable[[Obs, Tensor], Tensor]
-"""Drafts and task types (n,) to how much each worker is liked (n, W)."""
+"""Drafts and task types (n,) to a score for each worker (n, W)."""
 Choice = Callable[[Obs], Tensor]
-"""Drafts to how much each correction is liked (n, 6)."""
+"""Drafts to a score for each correction (n, 6)."""
 
 
 def baselines(
     config: WorkflowConfig, *, device: torch.device | str = "cpu", scenarios: Scenarios | None = None
 ) -> dict[str, Actor]:
-    """Where there is nobody to choose among, without those that only choose."""
+    """Baselines by name; those that differ only in their choice of worker are left out where there is no choice."""
     tables = Tables(config, scenarios, device)
     rules, read = tables.rules, read_all(tables.scenarios)
-    widest = tables.worth(config).nan_to_num(neginf=0).sum(0)  # (W,): the best single worker has done well before
+    widest = tables.worth(config).nan_to_num(neginf=0).sum(0)  # (W,): the best single worker by its true skills
 
-    def dear(obs: Obs, task_type: Tensor) -> Tensor:
+    def prefer_cheap(obs: Obs, task_type: Tensor) -> Tensor:
         return -obs["price"]
 
     def single(obs: Obs, task_type: Tensor) -> Tensor:
@@ -59,25 +59,25 @@ def baselines(
 
     actors: dict[str, Actor] = {
         "random": random_choice(rules),
-        "cheapest": Planner(rules, read, worker=dear, correction=stubborn),
-        "best_single": Planner(rules, read, worker=single, correction=stubborn),
-        "greedy": Planner(rules, read, worker=praised(rules), correction=stubborn),
-        "rules": Planner(rules, read, worker=praised(rules), correction=patient),
+        "cheapest": RulePlanner(rules, read, worker=prefer_cheap, correction=retry_only),
+        "best_single": RulePlanner(rules, read, worker=single, correction=retry_only),
+        "greedy": RulePlanner(rules, read, worker=by_reputation(rules), correction=retry_only),
+        "rules": RulePlanner(rules, read, worker=by_reputation(rules), correction=retry_then_switch),
         "oracle": Oracle(tables, config),
     }
-    if rules.workers == 1:  # these differ in whom they choose
+    if rules.workers == 1:  # these differ only in the worker they choose
         for name in ("cheapest", "best_single", "greedy"):
             del actors[name]
     return actors
 
 
 def random_choice(rules: Rules) -> Actor:
-    """Uniform over what is legal, part by part; every second dependency."""
+    """Uniform over the legal choices, part by part; each legal dependency with probability 0.5."""
 
     def act(obs: Obs, generator: Generator) -> Action:
         def pick(legal: Tensor) -> Tensor:
-            drawn = torch.rand(legal.shape, generator=generator, device=legal.device)
-            return torch.where(legal, drawn, -1.0).argmax(1)
+            u = torch.rand(legal.shape, generator=generator, device=legal.device)
+            return torch.where(legal, u, -1.0).argmax(1)
 
         correction = pick(rules.corrections(obs))
         task_type = pick(rules.task_types(obs, correction))
@@ -89,26 +89,26 @@ def random_choice(rules: Rules) -> Actor:
     return act
 
 
-def praised(rules: Rules) -> Score:
-    """Who has the best reputation, whatever has been seen of them since."""
+def by_reputation(rules: Rules) -> Score:
+    """Scores workers by the success rate in the catalogue, without what has been observed since."""
     reputation = rules.begin(1)["success"]
     return lambda obs, task_type: reputation.expand_as(obs["price"])
 
 
-def stubborn(obs: Obs) -> Tensor:
-    """Try again as long as it is allowed, then give up."""
-    return _liking(obs, {Correction.RETRY: 1.0})
+def retry_only(obs: Obs) -> Tensor:
+    """Retry as long as it is allowed, then abort."""
+    return _all_scores(obs, {Correction.RETRY: 1.0})
 
 
-def patient(obs: Obs) -> Tensor:
-    """Try again once, then somebody else, then go on without it."""
+def retry_then_switch(obs: Obs) -> Tensor:
+    """Retry once, then switch the worker, then skip the node."""
     attempts = at(obs["attempts"], obs["failed"])
     again, other = (attempts == 1) * 3.0, (attempts > 1) * 2.0
-    return _liking(obs, {Correction.RETRY: again, Correction.SWITCH: other, Correction.SKIP: 1.0})
+    return _all_scores(obs, {Correction.RETRY: again, Correction.SWITCH: other, Correction.SKIP: 1.0})
 
 
-class Planner:
-    """Draws up a known plan for each instruction, its next node that is not there yet, until all are."""
+class RulePlanner:
+    """Builds a given plan for each instruction: adds its next missing node until the plan is complete."""
 
     def __init__(self, rules: Rules, plans: Scenarios, *, worker: Score, correction: Choice) -> None:
         self.rules, self.worker, self.correction = rules, worker, correction
@@ -121,10 +121,10 @@ class Planner:
         same = (plan[:, :, None] == there[:, None]) & (plan >= 0)[:, :, None]  # (n, K, N)
         open_ = (plan >= 0) & ~same.any(2)
         following = open_.int().argmax(1)  # (n,): the first in the plan's order
-        wanted = torch.where(open_.any(1), at(plan, following), T)
-        liking = torch.nn.functional.one_hot(wanted, T + 1) * 2.0
-        liking[:, T] += 1
-        task_type = _best(liking, rules.task_types(obs, correction))
+        target = torch.where(open_.any(1), at(plan, following), T)
+        preference = torch.nn.functional.one_hot(target, T + 1) * 2.0
+        preference[:, T] += 1
+        task_type = _best(preference, rules.task_types(obs, correction))
         needs = self.links[obs["instruction"]].gather(1, following[:, None, None].expand(-1, 1, plan.shape[1]))[:, 0]
         links = (needs[:, :, None] & same).any(1) & rules.dependencies(obs, task_type)
         subject = torch.where(task_type < T, task_type, at(there, obs["failed"]).clamp(min=0))
@@ -133,29 +133,32 @@ class Planner:
         return {"correction": correction, "type": task_type, "links": links, "worker": worker}
 
 
-class Oracle(Planner):
-    """The best plan, and workers and corrections by dynamic programming over their hidden skills.
+class Oracle(RulePlanner):
+    """The best plan, with workers and corrections from dynamic programming over the hidden skills.
 
-    The state is (nodes to go, attempts at this one, whom it has proved to be beyond, corrections and replans left),
-    and its value is exact, but for this: latencies add up as if nothing ran in parallel; first workers are chosen while
-    planning, as if no correction would be needed before; limits of cost, time and quota are kept by the masks, not
-    foreseen; a node that is not worth another try ends the workflow, though 0.1 might be had from others; of the
-    workers able to do a task type, only the COMPANY of most worth are considered.
+    The state is (nodes left, attempts at this node, workers that proved unable to do it, corrections and replans left).
+    Its value is exact except that latencies are summed as if nothing ran in parallel; first workers are chosen while
+    planning, as if no correction came before; the masks enforce limits of cost, time and quota, but values ignore them;
+    a node that is not worth another attempt ends the workflow, although other nodes might still earn 0.1; and for each
+    task type only the MAX_CANDIDATES most valuable workers are considered.
     """
 
     def __init__(self, tables: Tables, config: WorkflowConfig) -> None:
-        super().__init__(tables.rules, tables.scenarios, worker=self._praise, correction=self._correct)
+        super().__init__(tables.rules, tables.scenarios, worker=self._worker_scores, correction=self._correction_scores)
         self.tables, self.config, self.limits = tables, config, config.limits
         self.listed = self.rules.begin(1)["latency"]
         worth = tables.worth(config)
-        most = min(COMPANY, int((worth > -torch.inf).sum(1).max()))
-        self.able = worth.topk(most, 1).indices  # (T, M)
-        self.joined = torch.arange(2**most, device=worth.device)[:, None] | 2 ** torch.arange(most, device=worth.device)
-        self._seen: Obs = {}  # the episodes of the tables below
+        count = min(MAX_CANDIDATES, int((worth > -torch.inf).sum(1).max()))
+        self.able = worth.topk(count, 1).indices  # (T, M)
+        one = 2 ** torch.arange(count, device=worth.device)
+        self.joined = (
+            torch.arange(2**count, device=worth.device)[:, None] | one
+        )  # (sets, M): a set with one worker more
+        self._seen: Obs = {}  # the episodes that the tables below are for
         self._values, self._choices = torch.empty(0), torch.empty(0)
 
     def values(self, obs: Obs) -> Tensor:
-        """(n, K + 1, R + 1, C + 1) expected reward to come with k nodes done, r replans and c corrections left."""
+        """(n, K + 1, R + 1, C + 1): expected future reward with k nodes done, r replans and c corrections left."""
         names = ("instruction", "latency", "available")
         n, rows = len(obs["instruction"]), torch.arange(len(obs["instruction"]), device=self.rules.device)
         if self._seen and len(self._seen["instruction"]) == n:
@@ -169,7 +172,7 @@ class Oracle(Planner):
         return self._values.clone()
 
     def _empty(self, n: int) -> tuple[Tensor, Tensor]:
-        """Values, and whom to choose (n, K, R + 1, A, sets of M workers, C + 1); −1 − worker is not worth it."""
+        """Values, and workers to choose (n, K, R + 1, A, sets of M workers, C + 1); −1 − worker if not worth it."""
         R, A, C, K = self.limits.max_replans, self.limits.max_attempts, self.limits.max_corrections, self.types.shape[1]
         values = torch.zeros((n, K + 1, R + 1, C + 1), device=self.rules.device)
         shape = (n, K, R + 1, A, len(self.joined), C + 1)
@@ -193,7 +196,7 @@ class Oracle(Planner):
         return values, choices
 
     def _odds(self, obs: Obs, task_type: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(n, M) each: what a call earns before its outcome, how likely it errs by the way, and the skill."""
+        """(n, M) each: the reward of a call before its outcome, the chance of a transient error, and the skill."""
         load = torch.where(self.listed > 0, (obs["latency"] / self.listed.clamp(min=1e-9) - 1) / SLOWER, 0.5)
         allowed = self.rules.capable[task_type] & obs["available"]
         price = torch.where(allowed, -charge(self.config, obs["price"], obs["latency"]), NEVER)
@@ -205,26 +208,28 @@ class Oracle(Planner):
         )
 
     def _attempt(self, odds: tuple[Tensor, Tensor, Tensor], then: Tensor, after: Tensor) -> Tensor:
-        """(n, Z, M, C + 1) the value of giving a node to each worker, by whom it is beyond and corrections left.
+        """(n, Z, M, C + 1): the value of each worker for a node, by the set of unable workers and corrections left.
 
-        `then` (n, C + 1) is what follows once it is done, `after` (n, Z, C + 1) once it has failed.
+        `then` (n, C + 1) is the value once the node is done, `after` (n, Z, C + 1) once it has failed.
         """
         price, flaky, skill = (x[:, None, :, None] for x in odds)
         known = (self.joined == torch.arange(len(self.joined), device=then.device)[:, None])[None, :, :, None]
-        skill = torch.where(known, SECOND_WIND, skill)  # (n, Z, M, 1)
+        skill = torch.where(known, SKILL_AFTER_FAILURE, skill)  # (n, Z, M, 1)
         done = then[:, None, None] + self.config.shaped_reward
         stuck = after[:, self.joined]  # (n, Z, M, C + 1)
         return price + flaky * after[:, :, None] + (1 - flaky) * (skill * done + (1 - skill) * stuck)
 
     def _choose(self, obs: Obs, task_type: Tensor) -> Tensor:
-        """(n,) whom to give this node next, planned or failed; −1 − worker where that is not worth it."""
+        """(n,): the next worker for this node, planned or failed; −1 − worker where another attempt is not worth it."""
         self.values(obs)
         limits, failed, n = self.limits, obs["failed"] >= 0, len(task_type)
         attempts = torch.where(failed, at(obs["attempts"], obs["failed"]), 0)
         used_up = attempts >= limits.max_attempts
         replans = limits.max_replans - obs["replans"] - used_up.long()
         left = limits.max_corrections - obs["corrections"] - failed.long()
-        first = ((obs["types"] < 0) | (obs["status"] == Status.DONE)).all(1)  # after a replan, what failed comes first
+        first = ((obs["types"] < 0) | (obs["status"] == Status.DONE)).all(
+            1
+        )  # after a replan, the failed node comes first
         tried = obs["tried"].gather(1, self.able[task_type]) & (failed | first)[:, None]  # (n, M)
         beyond = (tried * 2 ** torch.arange(tried.shape[1], device=tried.device)).sum(1)
         k = (self.types[obs["instruction"]] == task_type[:, None]).int().argmax(1)
@@ -233,34 +238,34 @@ class Oracle(Planner):
         found = self._choices[row, k, replans.clamp(min=0), stage, beyond, left.clamp(min=0)].long()
         return torch.where((left < 0) | (replans < 0), -1, found)
 
-    def _praise(self, obs: Obs, task_type: Tensor) -> Tensor:
+    def _worker_scores(self, obs: Obs, task_type: Tensor) -> Tensor:
         chosen = self._choose(obs, task_type)
         chosen = torch.where(chosen < 0, -1 - chosen, chosen)
         return torch.nn.functional.one_hot(chosen, self.rules.workers) - obs["price"]
 
-    def _correct(self, obs: Obs) -> Tensor:
+    def _correction_scores(self, obs: Obs) -> Tensor:
         chosen, failed = self._choose(obs, at(obs["types"], obs["failed"]).clamp(min=0)), obs["failed"]
         worth, same = chosen >= 0, chosen == at(obs["workers"], failed)
-        spoilt = obs["error"] >= ErrorCategory.MISSING_INPUT  # in a draft that was somebody else's
-        anew = spoilt | (worth & (at(obs["attempts"], failed) >= self.limits.max_attempts))
-        liking = {
-            Correction.RETRY: torch.where(worth & same & ~spoilt, 2.0, NEVER),
-            Correction.SWITCH: torch.where(worth & ~same & ~spoilt, 2.0, NEVER),
-            Correction.REPLAN: torch.where(anew, 3.0, NEVER),
-            Correction.SKIP: torch.where(spoilt, 1.0, NEVER),
+        misplanned = obs["error"] >= ErrorCategory.MISSING_INPUT  # only in drafts of another planner
+        replan = misplanned | (worth & (at(obs["attempts"], failed) >= self.limits.max_attempts))
+        scores = {
+            Correction.RETRY: torch.where(worth & same & ~misplanned, 2.0, NEVER),
+            Correction.SWITCH: torch.where(worth & ~same & ~misplanned, 2.0, NEVER),
+            Correction.REPLAN: torch.where(replan, 3.0, NEVER),
+            Correction.SKIP: torch.where(misplanned, 1.0, NEVER),
         }
-        return _liking(obs, liking)
+        return _all_scores(obs, scores)
 
 
 def read_all(scenarios: Scenarios) -> Scenarios:
-    """The instructions with the plans that their keywords suggest."""
-    reader = Reader(scenarios.catalogue, without=_unused(scenarios))
+    """The scenarios' instructions with the plans that `KeywordReader` finds in them."""
+    reader = KeywordReader(scenarios.catalogue, without=_unused(scenarios))
     examples = ((text, *reader.read(text)) for text in scenarios.instructions)
     return from_examples(examples, scenarios.catalogue)
 
 
-class Reader:
-    """Reads an instruction clause by clause, by keywords where there are some, else by the words of descriptions."""
+class KeywordReader:
+    """Finds task types in an instruction clause by clause: by keywords, or else by the words of descriptions."""
 
     def __init__(self, catalogue: Catalogue, *, without: set[str]) -> None:
         patterns = (phrases.KEYWORDS.get(t.name) for t in catalogue.task_types)
@@ -271,14 +276,14 @@ class Reader:
         self.weights = [{word: 1.0 / common[word] for word in some} for some in words]
 
     def read(self, instruction: str) -> tuple[list[int], list[list[int]]]:
-        """Task types in the order of their mention, "before" and "first" heeded.
+        """Task types in their order of mention, with "before" and "first" reversing it; and their dependencies.
 
-        A step depends on the earlier ones that its clause names, else on the one before it where it says "it", else
-        on none. What a clause names last is done first: "mail a summary of the scan" is three steps.
+        A step depends on the earlier steps that its clause names, else on the previous step where it says "it", else
+        on none. The last step that a clause names comes first: "mail a summary of the scan" is three steps.
         """
         found: list[int] = []
         needs: dict[int, set[int]] = {}
-        held: list[str] = []  # a clause that waits for the next one
+        held: list[str] = []  # a clause that comes after the next one
         for clause in _clauses(instruction):
             if clause.startswith(("before you", "do not")):
                 held = [clause]
@@ -298,24 +303,24 @@ class Reader:
 
     def _add(self, clause: str, found: list[int], needs: dict[int, set[int]]) -> None:
         named = self._match(clause)
-        told = set(named) & set(found)
+        inputs = set(named) & set(found)
         if re.search(r"\b(it|that)\b", clause):
-            told |= set(found[-1:])
+            inputs |= set(found[-1:])
         if re.search(r"\bboth\b", clause):
-            told |= set(found[-2:])
+            inputs |= set(found[-2:])
         for t in reversed([t for t in named if t not in found]):
-            needs[t], told = told, {t}
+            needs[t], inputs = inputs, {t}
             found.append(t)
 
     def _match(self, clause: str) -> list[int]:
-        """Types named in a clause, in the order in which they are."""
+        """Types that a clause mentions, in their order."""
         hits = {t: found.start() for t, p in enumerate(self.patterns) if p and (found := p.search(clause))}
         if hits:
             return sorted(hits, key=hits.__getitem__)
         words = set(_stems(clause))
         scores = [sum(weight for word, weight in some.items() if word in words) for some in self.weights]
         best = max(range(len(scores)), key=scores.__getitem__)
-        return [best] if scores[best] >= ENOUGH else []
+        return [best] if scores[best] >= MIN_OVERLAP else []
 
 
 def expert_examples(
@@ -323,32 +328,32 @@ def expert_examples(
 ) -> list[dict[str, Any]]:
     """Training data in the source document's format, from the rule-based expert or from the best plans.
 
-    With `noise`, each node is dropped, of another type, without its dependencies or with another worker, each with
-    that chance: experts are not perfect.
+    `noise` is the probability with which each node is dropped, gets another type, loses its dependencies, or gets
+    another worker: real experts make mistakes.
     """
-    plans, luck = read_all(scenarios) if source == "rules" else scenarios, Random(seed)
+    plans, rng = read_all(scenarios) if source == "rules" else scenarios, Random(seed)
     catalogue, absent = scenarios.catalogue, _unused(scenarios)
     known = [i for i, t in enumerate(catalogue.task_types) if t.name not in absent]
     workers = [(i, w) for i, w in enumerate(catalogue.workers) if w.name not in absent]
     able = [[i for i, w in workers if w.task_types is None or t.name in w.task_types] for t in catalogue.task_types]
     examples = []
     for instruction, row, links in zip(plans.instructions, plans.types.tolist(), plans.links.tolist(), strict=True):
-        types = [luck.choice(known) if luck.random() < noise else t for t in row if t >= 0]
-        kept = [i for i in range(len(types)) if luck.random() >= noise] or [0]
+        types = [rng.choice(known) if rng.random() < noise else t for t in row if t >= 0]
+        kept = [i for i in range(len(types)) if rng.random() >= noise] or [0]
         needs = [
-            [] if luck.random() < noise else [new for new, j in enumerate(kept) if links[i][j] and j < i] for i in kept
+            [] if rng.random() < noise else [new for new, j in enumerate(kept) if links[i][j] and j < i] for i in kept
         ]
-        praised = [sorted(able[types[i]], key=lambda w: -(catalogue.workers[w].success_rate or 0.0)) for i in kept]
-        chosen = [luck.choice(some) if luck.random() < noise else some[0] for some in praised if some]
+        ranked = [sorted(able[types[i]], key=lambda w: -(catalogue.workers[w].success_rate or 0.0)) for i in kept]
+        chosen = [rng.choice(some) if rng.random() < noise else some[0] for some in ranked if some]
         targets = {"task_types": [types[i] for i in kept], "dependencies": needs, "model_selections": chosen}
         examples.append({"instruction": instruction, "targets": targets})
     return examples
 
 
 def _unused(scenarios: Scenarios) -> set[str]:
-    """Newcomers that have not come: no best plan has a new task type."""
+    """The new entries, if none is in use yet: no best plan has a new task type."""
     used = {scenarios.catalogue.task_types[t].name for t in scenarios.types.unique().tolist() if t >= 0}
-    return set() if used & set(scenarios.newcomers) else set(scenarios.newcomers)
+    return set() if used & set(scenarios.new_entries) else set(scenarios.new_entries)
 
 
 def _stems(text: str) -> list[str]:
@@ -362,14 +367,14 @@ def _clauses(instruction: str) -> list[str]:
     return [clause for clause in clauses if clause and not re.search(r"needed$|do not want|no need", clause)]
 
 
-def _best(liking: Tensor, legal: Tensor) -> Tensor:
-    return torch.where(legal, liking, -torch.inf).argmax(1)
+def _best(scores: Tensor, legal: Tensor) -> Tensor:
+    return torch.where(legal, scores, -torch.inf).argmax(1)
 
 
-def _liking(obs: Obs, by_correction: Mapping[Correction, Tensor | float]) -> Tensor:
-    """(n, 6): named ones as given, abort 0, others never."""
-    liking = torch.full((len(obs["failed"]), len(Correction)), NEVER, device=obs["failed"].device)
-    liking[:, Correction.ABORT] = 0.0
+def _all_scores(obs: Obs, by_correction: Mapping[Correction, Tensor | float]) -> Tensor:
+    """(n, 6): the given scores, 0 for abort, NEVER for the other corrections."""
+    scores = torch.full((len(obs["failed"]), len(Correction)), NEVER, device=obs["failed"].device)
+    scores[:, Correction.ABORT] = 0.0
     for correction, value in by_correction.items():
-        liking[:, correction] = value
-    return liking
+        scores[:, correction] = value
+    return scores

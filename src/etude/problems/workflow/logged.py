@@ -9,31 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 import msgspec
 import torch
 from msgspec import Struct
 from torch import Tensor
 
-from etude.contracts.decision import Choice, Eligible, State
+from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import DataError
-from etude.contracts.trajectory import LoggedDecision, Trajectory
+from etude.contracts.trajectory import Trajectory
+from etude.learning.logged import Logged
 from etude.problems.base import Action, Obs
-from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.workflow.decisions import PROBLEM, Choice, Eligible, State
 from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules
 from etude.problems.workflow.progress import Live, from_state, to_draft
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """Decisions of M trajectories: N of them, all tensors (N, …)."""
-
-    obs: Obs  # "instruction" is the trajectory's place among the instructions
-    action: Action
-    log_propensity: Tensor
-    trajectory: Tensor  # 0 … M−1
-    eligible: Tensor  # log of how many ways to choose there were
 
 
 class _Context(Struct, frozen=True):
@@ -52,16 +41,18 @@ class _Segment:
     decisions: list[tuple[Choice, Eligible, float | None]]
 
 
-def catalogue_id(catalogue: Catalogue) -> str:
-    """The same where ids mean the same: what is known of each entry may differ."""
-    names = [[t.name for t in catalogue.task_types], [w.name for w in catalogue.workers]]
-    return sha256(msgspec.json.encode(names)).hexdigest()[:16]
-
-
-def read_logged(rules: Rules, trajectories: Sequence[Trajectory]) -> Rows:
+def read_logged(
+    rules: Rules,
+    trajectories: Sequence[Trajectory],
+    reward: Tensor,
+    context: Tensor,
+    *,
+    device: torch.device | str = "cpu",
+) -> Logged:
     """Decisions that a policy made; those of people, which have no propensity, are left out.
 
-    DataError names a trajectory that cannot be read with these rules.
+    `reward` and `context` (M,) are as `Logged` has them. An instruction's row is its place among the trajectories'
+    tasks in the order of the alphabet. DataError names a trajectory that cannot be read with these rules.
     """
     segments = []
     for i, trajectory in enumerate(trajectories):
@@ -72,11 +63,22 @@ def read_logged(rules: Rules, trajectories: Sequence[Trajectory]) -> Rows:
                 f"trajectory {trajectory.id!r}: its decisions cannot be read ({error}): expected workflow decisions as "
                 "`etude collect` logs them, with this catalogue"
             ) from error
-    return _replayed(rules, segments)
+    obs, action, log_propensity, number, eligible = _replayed(rules, segments)
+    place = {text: i for i, text in enumerate(sorted({trajectory.task for trajectory in trajectories}))}
+    instruction = torch.tensor([place[trajectory.task] for trajectory in trajectories], dtype=torch.long)
+    return Logged(
+        obs={name: x.to(device) for name, x in (obs | {"instruction": instruction[number]}).items()},
+        action={name: x.to(device) for name, x in action.items()},
+        log_propensity=log_propensity.to(device),
+        trajectory=number.to(device),
+        reward=reward.to(device),
+        context=context.to(device),
+        eligible=eligible.to(device),
+    )
 
 
 def _segments(rules: Rules, number: int, trajectory: Trajectory) -> list[_Segment]:
-    own = [decision for decision in trajectory.decisions if decision.problem == "workflow"]
+    own = [decision for decision in trajectory.decisions if decision.problem == PROBLEM]
     segments: list[_Segment] = []
     live: Sequence[Live] = ()
     for place, decision in enumerate(own):
@@ -116,8 +118,12 @@ def _check(rules: Rules, choice: Choice, eligible: Eligible) -> None:
         raise ValueError("an id that the catalogue does not have")
 
 
-def _replayed(rules: Rules, segments: Sequence[_Segment]) -> Rows:
-    """All segments at once: the first decision of each, then the second of those that go on, and so on."""
+def _replayed(rules: Rules, segments: Sequence[_Segment]) -> tuple[Obs, Action, Tensor, Tensor, Tensor]:
+    """All segments at once: the first decision of each, then the second of those that have one, and so on.
+
+    What was observed and done, log-propensities, trajectories' numbers and the log of how many ways to choose there
+    were; (N, …) each.
+    """
     drafts = _begun(rules, segments)
     obs, actions = [{name: x[:0] for name, x in drafts.items()}], [_actions(rules, [])]
     log_p, ways, order = list[float](), list[float](), list[tuple[int, int]]()
@@ -137,12 +143,12 @@ def _replayed(rules: Rules, segments: Sequence[_Segment]) -> Rows:
     place = torch.tensor(sorted(range(len(order)), key=order.__getitem__), dtype=torch.long)
     log_propensity = torch.tensor(log_p, dtype=torch.float64)[place]
     place = place[~log_propensity.isnan()]
-    return Rows(
-        obs={name: torch.cat([o[name] for o in obs])[place] for name in drafts},
-        action={name: torch.cat([a[name] for a in actions])[place] for name in actions[0]},
-        log_propensity=log_propensity[~log_propensity.isnan()],
-        trajectory=torch.tensor([trajectory for trajectory, _ in order], dtype=torch.long)[place],
-        eligible=torch.tensor(ways, dtype=torch.float64)[place],
+    return (
+        {name: torch.cat([o[name] for o in obs])[place] for name in drafts},
+        {name: torch.cat([a[name] for a in actions])[place] for name in actions[0]},
+        log_propensity[~log_propensity.isnan()].float(),
+        torch.tensor([trajectory for trajectory, _ in order], dtype=torch.long)[place],
+        torch.tensor(ways, dtype=torch.float32)[place],
     )
 
 

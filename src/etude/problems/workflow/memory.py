@@ -1,8 +1,8 @@
-"""Similar past queries as votes: how much the plans of past instructions that resemble this one speak for each choice.
+"""Votes of similar past queries: how strongly the plans of similar past instructions support each choice.
 
-Kernel ridge regression from instructions to what their plans contain: each task type, each pair of types in a row (with
-the start and *stop*), each link. It is fitted in closed form, and so are its answers for the past instructions as if
-each had not been among them: what a network learns to trust while training is what it will see of new ones.
+Kernel ridge regression from instructions to what their plans contain: each task type, each pair of consecutive types
+(with the start and *stop*), each link. It is fitted in closed form, and so are its leave-one-out predictions for the
+past instructions: the network trains on votes of the same quality as those it will see for new instructions.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from etude.contracts.ports import TextEncoder
 from etude.problems.workflow.examples import Example
-from etude.text.ngrams import COLUMNS, ngram_counts
+from etude.text.ngrams import COLUMNS
 from etude.text.sentence import sentences
+from etude.text.tfidf import count_matrix, inverse_document_frequency, tfidf
 
 START = -1
 Floats = NDArray[np.float32]
@@ -28,10 +29,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Past instructions and their plans. T task types; votes are (n, T + pairs + links)."""
+    """The fitted regression over past instructions and their plans. T task types; votes are (n, T + pairs + links)."""
 
     types: int
-    pairs: Tensor  # (pairs, 2) long: a type, or START, and the one after it, or `types` for stop
+    pairs: Tensor  # (pairs, 2) long: a type or START, and the type after it or `types` for *stop*
     links: Tensor  # (links, 2) long: source and target type
     grams: csr_array  # (past, 2^18) TF-IDF rows at unit length
     idf: Floats  # (2^18,)
@@ -43,14 +44,14 @@ class Memory:
         return self.types + len(self.pairs) + len(self.links)
 
     def votes(self, encoder: TextEncoder, texts: Sequence[str]) -> Tensor:
-        """(texts, columns) for instructions that are not in it."""
-        grams = weighted(counted(texts), self.idf)
+        """(texts, columns): votes for instructions that are not in the memory."""
+        grams = tfidf(count_matrix(texts), self.idf)
         kernel = _kernel(grams, sentences(encoder, texts), self._by_gram, self.vectors)
         return torch.from_numpy(kernel @ self.weights)
 
     @cached_property
     def _by_gram(self) -> csr_array:
-        """(2^18, past): made once, a product with it is quick."""
+        """(2^18, past): the transpose, computed once because products with it are fast."""
         return csr_array(self.grams.T)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -81,21 +82,20 @@ class Memory:
         )
 
 
-def remember(
+def fit_memory(
     encoder: TextEncoder, examples: Sequence[Example], *, types: int, ridge: float = 0.2
 ) -> tuple[Memory, Tensor]:
-    """The memory of these examples, and their own votes, each as if it had not been among them."""
+    """The memory of these examples, and their own leave-one-out votes."""
     texts = [example.instruction for example in examples]
-    counts = counted(texts)
-    seen = np.bincount(counts.indices, minlength=COLUMNS)
-    idf = (np.log((1 + len(texts)) / (1 + seen)) + 1).astype(np.float32)
-    grams, vectors = weighted(counts, idf), sentences(encoder, texts)
+    counts = count_matrix(texts)
+    idf = inverse_document_frequency(counts)
+    grams, vectors = tfidf(counts, idf), sentences(encoder, texts)
     pairs, links = _index(examples, types)
-    wanted = _indicators(examples, types, pairs, links)
+    targets = _indicators(examples, types, pairs, links)
     gram_matrix = _kernel(grams, vectors, csr_array(grams.T), vectors)
     inverse = np.linalg.inv(gram_matrix.astype(np.float64) + ridge * np.eye(len(texts)))
-    weights = inverse @ wanted
-    left_out = wanted - weights / np.diag(inverse)[:, None]
+    weights = inverse @ targets
+    left_out = targets - weights / np.diag(inverse)[:, None]
     memory = Memory(
         types=types,
         pairs=torch.tensor(list(pairs), dtype=torch.long).view(-1, 2),
@@ -109,24 +109,11 @@ def remember(
 
 
 def _kernel(grams: csr_array, vectors: Floats, by_gram: csr_array, past_vectors: Floats) -> Floats:
-    """(texts, past): shared n-grams count most; near vectors stand in where words differ."""
+    """(texts, past): shared n-grams weigh most; sentence vectors help where the words differ."""
     lexical = (grams @ by_gram).toarray()
     semantic = ((vectors @ past_vectors.T + 1) / 2) ** 6
     kernel: Floats = (0.7 * lexical + 0.3 * semantic).astype(np.float32)
     return kernel
-
-
-def counted(texts: Sequence[str]) -> csr_array:
-    c = ngram_counts(texts)
-    return csr_array((c.values, c.indices, c.indptr), shape=c.shape)
-
-
-def weighted(counts: csr_array, idf: Floats) -> csr_array:
-    """TF-IDF at unit length."""
-    rows = counts.astype(np.float32)
-    rows.data = (1 + np.log(rows.data)) * idf[rows.indices]
-    norms = np.sqrt(np.asarray(rows.multiply(rows).sum(1)).ravel())
-    return csr_array(diags_array(1 / np.maximum(norms, 1e-9)) @ rows, dtype=np.float32)
 
 
 def _steps(example: Example, types: int) -> list[tuple[int, int]]:
@@ -153,9 +140,9 @@ def _index(examples: Sequence[Example], types: int) -> tuple[dict[tuple[int, int
 def _indicators(
     examples: Sequence[Example], types: int, pairs: Mapping[tuple[int, int], int], links: Mapping[tuple[int, int], int]
 ) -> NDArray[np.float64]:
-    wanted = np.zeros((len(examples), types + len(pairs) + len(links)))
+    indicators = np.zeros((len(examples), types + len(pairs) + len(links)))
     for row, example in enumerate(examples):
-        wanted[row, list(example.targets.task_types)] = 1
-        wanted[row, [types + pairs[pair] for pair in _steps(example, types)]] = 1
-        wanted[row, [types + len(pairs) + links[link] for link in _links(example)]] = 1
-    return wanted
+        indicators[row, list(example.targets.task_types)] = 1
+        indicators[row, [types + pairs[pair] for pair in _steps(example, types)]] = 1
+        indicators[row, [types + len(pairs) + links[link] for link in _links(example)]] = 1
+    return indicators

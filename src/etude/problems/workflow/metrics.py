@@ -1,7 +1,8 @@
-"""How near a predicted plan is to the expert's: node F1, link F1, accuracy.
+"""Scores of predicted plans against the expert's: node F1, link F1, accuracy.
 
-Over the names of nodes, then over (source, target) pairs of names: what is in both, once, against the length of either
-list, so that a repeated name counts against the plan. Means over examples; accuracy is the share with node F1 ≥ .99.
+F1 is computed over the names of nodes, then over (source, target) pairs of names: the distinct entries that both lists
+have, against the length of either list, so a repeated name lowers the score. Scores are means over examples; accuracy
+is the share of examples with node F1 ≥ .99.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from etude.problems.workflow.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class PlanScores:
-    """One number an example."""
+    """One number per example."""
 
     node_f1: np.ndarray
     link_f1: np.ndarray
@@ -27,20 +28,20 @@ class PlanScores:
 
     @property
     def overall(self) -> float:
-        """What validation goes by: the mean of the three."""
+        """The validation score: the mean of the three."""
         return float((self.node_f1.mean() + self.link_f1.mean() + self.accuracy.mean()) / 3)
 
 
-def score_plans(predicted: Sequence[Plan], wanted: Sequence[Plan]) -> PlanScores:
-    pairs = list(zip(predicted, wanted, strict=True))
-    nodes = [f1([n.task_type for n in p.nodes], [n.task_type for n in w.nodes]) for p, w in pairs]
-    links = [f1(p.links, w.links) for p, w in pairs]
+def score_plans(predicted: Sequence[Plan], expected: Sequence[Plan]) -> PlanScores:
+    pairs = list(zip(predicted, expected, strict=True))
+    nodes = [f1([n.task_type for n in p.nodes], [n.task_type for n in e.nodes]) for p, e in pairs]
+    links = [f1(p.links, e.links) for p, e in pairs]
     return PlanScores(node_f1=np.array(nodes), link_f1=np.array(links))
 
 
-def f1(predicted: Sequence[Hashable], wanted: Sequence[Hashable]) -> float:
-    if not predicted or not wanted:
+def f1(predicted: Sequence[Hashable], expected: Sequence[Hashable]) -> float:
+    if not predicted or not expected:
         return 0.0
-    both = len(set(predicted) & set(wanted))
-    precision, recall = both / len(predicted), both / len(wanted)
+    both = len(set(predicted) & set(expected))
+    precision, recall = both / len(predicted), both / len(expected)
     return 2 * precision * recall / (precision + recall + 1e-9)

@@ -1,7 +1,7 @@
-"""A plan: a DAG of subtasks with their workers. Whatever makes one, this is the only place that says it is valid.
+"""A plan: a DAG of subtasks with their workers. Every plan is validated here, wherever it was made.
 
-Nodes stand in topological order and depend on earlier ones only, so a cycle, a self-loop or a dangling edge cannot be
-written down; `Plan` still checks, because plans also arrive from outside. `check` holds one against a catalogue and
+Nodes are in topological order and depend on earlier nodes only, so a cycle, a self-loop or a dangling edge cannot be
+expressed; `Plan` still validates, because plans also arrive from outside. `check` compares a plan with a catalogue and
 limits.
 """
 
@@ -16,28 +16,28 @@ from annotated_types import Ge, Gt
 from msgspec import Struct
 
 from etude.contracts.errors import PlanError
-from etude.problems.workflow.catalogue import Catalogue
+from etude.problems.catalogue import Catalogue
 
 SLACK = 1e-9
-"""Share of a limit that rounding may add: three calls of 0.1 USD are within 0.3."""
+"""Relative rounding error that limits allow: three calls of 0.1 USD are within 0.3."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What no plan and no execution may exceed."""
+    """Limits that no plan and no execution may exceed."""
 
     max_nodes: Annotated[int, Ge(1)] = 12
-    """Subtasks of one plan, repairs included."""
+    """Maximum number of subtasks in one plan, repairs included."""
     max_cost_usd: Annotated[float, Gt(0)] | None = None
-    """Money one workflow may spend, corrections included; null is no limit."""
+    """Maximum cost of one workflow in USD, corrections included; null is no limit."""
     max_time_ms: Annotated[float, Gt(0)] | None = None
-    """Time from its start to its end; null is no limit."""
+    """Maximum time from a workflow's start to its end, in ms; null is no limit."""
     max_attempts: Annotated[int, Ge(1)] = 3
-    """Times one subtask is tried."""
+    """Maximum number of attempts at one subtask."""
     max_corrections: Annotated[int, Ge(0)] = 8
-    """Corrections of one workflow, of any kind."""
+    """Maximum number of corrections in one workflow, of any kind."""
     max_replans: Annotated[int, Ge(0)] = 1
-    """Times what is left of a plan may be planned anew."""
+    """Maximum number of times that the rest of a plan may be planned again."""
 
 
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return [(self.nodes[j].task_type, node.task_type) for node in self.nodes for j in node.dependencies]
 
     def check(self, catalogue: Catalogue, limits: Limits) -> None:
-        """PlanError unless every node is one of the catalogue's, given to an able worker, within the limits."""
+        """PlanError unless the catalogue has every task type, every worker is able to do its node, and limits hold."""
         if len(self.nodes) > limits.max_nodes:
             raise PlanError(f"the plan has {len(self.nodes)} nodes, the limit is {limits.max_nodes}")
         types, workers = {t.name for t in catalogue.task_types}, {w.name: w for w in catalogue.workers}
@@ -99,8 +99,8 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise PlanError(f"the plan takes {max(finish):g} ms, the limit is {limits.max_time_ms:g}")
 
 
-def in_order(dependencies: Sequence[Sequence[int]]) -> list[int]:
-    """Indices in topological order, the given order kept where it can be; PlanError where there is none."""
+def topological_order(dependencies: Sequence[Sequence[int]]) -> list[int]:
+    """Indices in topological order, in the given order where possible; PlanError where there is a cycle."""
     left = list(range(len(dependencies)))
     for i in left:
         for j in dependencies[i]:

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from etude.contracts.decision import State, StepState
 from etude.problems.base import Obs
-from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules, Status
-from etude.problems.workflow.plan import in_order
+from etude.problems.catalogue import Worker
+from etude.problems.workflow.decisions import State, StepState
+from etude.problems.workflow.grammar import UNKNOWN_SUCCESS, UNLIMITED, Correction, Rules, Status
+from etude.problems.workflow.plan import topological_order
+
+PLANNED, NOT_OVER = Status.PLANNED, (Status.PLANNED, Status.FAILED)
 
 
 class Live(NamedTuple):
@@ -26,6 +29,12 @@ class Live(NamedTuple):
     success: float  # share of calls that succeeded so far
     available: bool
     calls: float | None  # left; None is unlimited
+
+
+def live_of(worker: Worker) -> Live:
+    """By the catalogue alone."""
+    success = UNKNOWN_SUCCESS if worker.success_rate is None else worker.success_rate
+    return Live(worker.cost_usd(), worker.latency_ms, success, worker.available, worker.quota)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -74,14 +83,15 @@ class Progress:
 
     def ready(self) -> list[Step]:
         """What can begin: nothing that it depends on is still to be done or to be corrected."""
-        waits = (Status.PLANNED, Status.FAILED)
-        return [
-            step
-            for step in self.steps
-            if step.status == Status.PLANNED
-            and not step.begun
-            and not any(before.status in waits for before in step.dependencies)
-        ]
+        found = []
+        for step in self.steps:
+            if not step.begun and step.status == PLANNED:
+                for before in step.dependencies:
+                    if before.status in NOT_OVER:
+                        break
+                else:
+                    found.append(step)
+        return found
 
     def add(self, task_type: int, dependencies: Sequence[Step], worker: int, live: Live, ready_ms: float) -> Step:
         step = Step(
@@ -186,16 +196,17 @@ def to_draft(rules: Rules, progress: Progress, live: Sequence[Live], *, now_ms: 
     place = {id(step): i for i, step in enumerate(steps)}
     needs = [[place[id(before)] for before in step.dependencies] for step in steps]
     finish = _finish(steps, needs, now_ms)
-    d["price"][0], d["latency"][0], d["success"][0] = torch.tensor(
-        [[w.usd, w.latency_ms, w.success] for w in live], dtype=torch.float64
-    ).T
-    d["available"][0] = torch.tensor([w.available for w in live])
-    calls = [UNLIMITED if w.calls is None else float(w.calls) for w in live]
-    for i, step in enumerate(steps):
-        if step.status == Status.PLANNED and not step.begun:
-            calls[step.worker] -= 1
-        d["links"][0, i, needs[i]] = True
-    d["calls"][0] = torch.tensor(calls, dtype=torch.float64)
+    if live:
+        numbers = torch.tensor([[w.usd, w.latency_ms, w.success] for w in live], dtype=torch.float64)
+        d["price"][0], d["latency"][0], d["success"][0] = numbers.T
+        d["available"][0] = torch.tensor([w.available for w in live])
+        calls = [UNLIMITED if w.calls is None else float(w.calls) for w in live]
+        for step in steps:
+            if step.status == Status.PLANNED and not step.begun:
+                calls[step.worker] -= 1
+        d["calls"][0] = torch.tensor(calls, dtype=torch.float64)
+    for i, earlier in enumerate(needs):
+        d["links"][0, i, earlier] = True
     k = len(steps)
     for name, values in (
         ("types", [step.task_type for step in steps]),
@@ -219,7 +230,7 @@ def to_draft(rules: Rules, progress: Progress, live: Sequence[Live], *, now_ms: 
 def _finish(steps: Sequence[Step], needs: Sequence[Sequence[int]], now_ms: float) -> list[float]:
     """When each step ended or will end, as things stand."""
     finish = [0.0] * len(steps)
-    for i in in_order(needs):
+    for i in topological_order(needs):
         step = steps[i]
         start = max([step.ready_ms, *(finish[j] for j in needs[i])])
         if step.status != Status.PLANNED:  # it started then and took so long

@@ -90,7 +90,7 @@ def test_a_worker_is_a_worker() -> None:
 def test_a_reply_is_taken_as_it_is_and_an_output_has_the_price_of_a_call() -> None:
     assert reply(lambda task: Reply(output=1, cost_usd=0.2), usd_per_call=0.5) == Reply(output=1, cost_usd=0.2)
     assert reply(lambda task: 1, usd_per_call=0.5) == Reply(output=1, cost_usd=0.5)
-    assert CallableWorker("w", str, usd_per_call=0.5).most_usd(subtask()) == 0.5
+    assert CallableWorker("w", str, usd_per_call=0.5).max_usd(subtask()) == 0.5
 
 
 def raising(error: BaseException) -> Callable[[Subtask], Any]:
@@ -144,7 +144,7 @@ def test_an_error_that_cannot_be_shown_is_named() -> None:
     assert len(str(failure(raising(ValueError("x" * 10_000))))) < 600
 
 
-def test_sync_calls_run_beside_each_other_in_threads_with_their_context() -> None:
+def test_sync_calls_run_at_the_same_time_in_threads_with_their_context() -> None:
     variable = contextvars.ContextVar("variable", default=0)
     together = threading.Barrier(8)
 

@@ -137,7 +137,7 @@ def test_a_signal_is_named() -> None:
 
 def test_a_call_has_its_price_or_none() -> None:
     assert reply("true", usd_per_call=0.5).cost_usd == 0.5
-    assert worker("true", usd_per_call=0.5).most_usd(subtask()) == 0.5
+    assert worker("true", usd_per_call=0.5).max_usd(subtask()) == 0.5
     assert reply("true").cost_usd is None
 
 
@@ -159,6 +159,13 @@ def test_stdin_need_not_be_read() -> None:
     task = subtask(instruction="x" * 1_000_000)
     assert reply("echo done", task).output == "done"
     assert reply("cat | wc -c", task).output > "1000000"
+
+
+def test_a_text_of_any_length_goes_to_stdin() -> None:
+    task = subtask(instruction="x " * 1_000_000)
+    assert reply(["wc", "-w"], task, stdin="{instruction}").output.strip() == "1000000"
+    with pytest.raises(WorkersError, match=r"stdin has an unknown variable {inptu}"):
+        worker(["wc"], stdin="{inptu}")
 
 
 @pytest.mark.parametrize(
@@ -215,8 +222,8 @@ def test_cancelled_nothing_of_it_stays(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("times", [1, 3])
 def test_what_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.05)
-    stubborn = "trap '' TERM; sh -c 'sleep 60; sleep 60' & echo $$ $! > pids; wait; sleep 60"
-    pids = cancelled(stubborn, tmp_path / "pids", count=2, times=times)
+    retry_only = "trap '' TERM; sh -c 'sleep 60; sleep 60' & echo $$ $! > pids; wait; sleep 60"
+    pids = cancelled(retry_only, tmp_path / "pids", count=2, times=times)
     assert [pid for pid in pids if not is_gone(pid)] == []
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -247,7 +254,7 @@ def test_what_it_leaves_in_the_background_ends_with_it(tmp_path: Path, monkeypat
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_one_that_leaves_the_group_with_the_pipe_keeps_nobody_waiting(
+def test_one_that_leaves_the_group_with_the_pipe_keeps_nothing_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DRAIN_S", 0.05)

@@ -41,7 +41,7 @@ def subtask(**changes: Any) -> Subtask:
 
 
 def with_server(server: ChatServer, use: Callable[[OpenAIWorker], Awaitable[T]], **options: Any) -> T:
-    """What comes of using a worker at a server that runs meanwhile."""
+    """The result of using a worker at a server that runs meanwhile."""
 
     async def run() -> T:
         async with server:
@@ -89,15 +89,15 @@ def test_where_nothing_is_counted_four_bytes_are_a_token(stream: bool) -> None:
 
 @pytest.mark.parametrize("usage", [{"prompt_tokens": -1}, {"completion_tokens": 10**400}, {"prompt_tokens": "12"}])
 def test_a_usage_that_cannot_be_is_not_believed(usage: dict[str, Any]) -> None:
-    told = response(200, json.dumps(message("x" * 40, usage=usage)).encode())
-    made = reply(ChatServer([told]), prompt="y" * 80, stream=False, **PRICES)
+    reported = response(200, json.dumps(message("x" * 40, usage=usage)).encode())
+    made = reply(ChatServer([reported]), prompt="y" * 80, stream=False, **PRICES)
     assert made.usage == {"tokens_in": 20, "tokens_out": 10}
 
 
 def test_a_worker_without_prices_leaves_the_cost_to_the_catalogue() -> None:
     assert reply(ChatServer()).cost_usd is None
     assert failure(ChatServer([Act.GARBAGE])).cost_usd is None
-    assert OpenAIWorker("w", url="http://h/v1", model="m").most_usd(subtask()) is None
+    assert OpenAIWorker("w", url="http://h/v1", model="m").max_usd(subtask()) is None
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/chat/completions", "/chat/completions/"])
@@ -221,8 +221,8 @@ def test_what_would_fail_again_is_not_asked_again(act: Act | bytes, fault: Fault
 
 
 def test_it_waits_exponentially_with_full_jitter() -> None:
-    waits, luck = Waits(), random.Random(1).random
-    reply(ChatServer([Act.ERROR] * 4), attempts=5, sleep=waits, random=luck)
+    waits, rng = Waits(), random.Random(1).random
+    reply(ChatServer([Act.ERROR] * 4), attempts=5, sleep=waits, random=rng)
     again = random.Random(1).random
     assert waits == [again() * longest for longest in (0.5, 1.0, 2.0, 4.0)]
 
@@ -275,10 +275,10 @@ def test_a_stream_that_just_ends_broke_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [events(delta("all"), delta(finish="stop"), end=False), events(delta("all"), "[DONE]", end=False)]
+    "reported", [events(delta("all"), delta(finish="stop"), end=False), events(delta("all"), "[DONE]", end=False)]
 )
-def test_a_stream_that_stalls_after_its_last_word_is_an_answer(told: bytes) -> None:
-    assert reply(ChatServer([told]), stall_s=0.05).output == "all"
+def test_a_stream_that_stalls_after_its_last_word_is_an_answer(reported: bytes) -> None:
+    assert reply(ChatServer([reported]), stall_s=0.05).output == "all"
 
 
 @pytest.mark.parametrize("piece_bytes", [7, 50, 10_000])
@@ -292,7 +292,7 @@ def test_a_stream_may_come_in_any_pieces_with_comments_between(piece_bytes: int)
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("reported", "said"),
     [
         (Act.GARBAGE, "no JSON"),
         (response(200, b"<html>", kind="text/html"), "no events"),
@@ -309,8 +309,8 @@ def test_a_stream_may_come_in_any_pieces_with_comments_between(piece_bytes: int)
         (response(200, b"x" * 2**21, kind="text/event-stream"), "more bytes"),
     ],
 )
-def test_garbage_and_nothing_are_invalid(told: Act | bytes, said: str) -> None:
-    server = ChatServer([told])
+def test_garbage_and_nothing_are_invalid(reported: Act | bytes, said: str) -> None:
+    server = ChatServer([reported])
     error = failure(server, **PRICES)
     assert (error.fault, server.requests) == (Fault.INVALID_OUTPUT, 1)
     assert said in str(error)
@@ -319,7 +319,7 @@ def test_garbage_and_nothing_are_invalid(told: Act | bytes, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         events(delta("I"), delta(finish="content_filter"), "[DONE]"),
         events(delta(refusal="I won"), delta(refusal="'t"), delta(finish="stop"), "[DONE]"),
@@ -327,8 +327,8 @@ def test_garbage_and_nothing_are_invalid(told: Act | bytes, said: str) -> None:
         response(200, json.dumps(message("…", finish="content_filter")).encode()),
     ],
 )
-def test_a_refusal_is_one_and_is_paid_for(told: bytes) -> None:
-    error = failure(ChatServer([told]), **PRICES)
+def test_a_refusal_is_one_and_is_paid_for(reported: bytes) -> None:
+    error = failure(ChatServer([reported]), **PRICES)
     assert error.fault == Fault.REFUSAL
     assert "I won't" in str(error) or "it is filtered" in str(error)
     assert error.cost_usd
@@ -346,8 +346,8 @@ def test_an_error_within_a_stream_is_one(code: int | None, fault: Fault) -> None
 
 def test_content_in_parts_is_put_together() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    told = response(200, json.dumps(message(parts)).encode())  # type: ignore[arg-type]
-    assert reply(ChatServer([told])).output == "ab"
+    reported = response(200, json.dumps(message(parts)).encode())  # type: ignore[arg-type]
+    assert reply(ChatServer([reported])).output == "ab"
 
 
 def test_half_characters_do_not_get_through() -> None:
@@ -365,7 +365,7 @@ def test_an_attempt_costs_no_more_than_it_can() -> None:
     def bound_and_cost(text: str) -> tuple[float, float]:
         async def use(worker: OpenAIWorker) -> tuple[float, float]:
             task = subtask(inputs=(Input(task_type="t", output=text),))
-            bound, made = worker.most_usd(task), await worker.do(task)
+            bound, made = worker.max_usd(task), await worker.do(task)
             assert bound is not None
             assert made.cost_usd is not None
             return bound, made.cost_usd
@@ -487,7 +487,7 @@ def test_check_goes_through_the_proxy_that_requests_take(monkeypatch: pytest.Mon
     asyncio.run(run())
 
 
-def test_nobody_at_the_url_is_unavailable() -> None:
+def test_no_service_at_the_url_is_unavailable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         waits = Waits()

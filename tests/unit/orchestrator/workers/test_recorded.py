@@ -40,7 +40,7 @@ def test_it_serves_the_instruction_or_else_the_task_type() -> None:
     both = [recording(output="any"), recording(instruction="Sum it up", output="this", cost_usd=0.2)]
     assert reply(both, subtask()) == Reply(output="this", cost_usd=0.2)
     assert reply(both, subtask(instruction="Another")) == Reply(output="any", cost_usd=None)
-    assert RecordedWorker("w", both).most_usd(subtask()) == 0.2
+    assert RecordedWorker("w", both).max_usd(subtask()) == 0.2
 
 
 def test_several_are_served_in_turn() -> None:
@@ -70,7 +70,7 @@ def test_what_is_not_recorded_fails_and_says_what_is(task: Subtask, said: str) -
         asyncio.run(worker.do(task))
     assert caught.value.fault == Fault.UNKNOWN
     assert said in str(caught.value)
-    assert worker.most_usd(task) is None
+    assert worker.max_usd(task) is None
 
 
 @pytest.mark.parametrize("fields", [{"fault": "tired"}, {"latency_ms": -1.0}, {"cost_usd": float("nan")}])

@@ -1,4 +1,4 @@
-"""What is told of a policy's habits is what it did."""
+"""The reported behaviour of a policy is what it did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Generator
 
 from etude.learning.evaluate import evaluate
 from etude.problems.allocation.baselines import script
-from etude.problems.allocation.behaviour import Tendency, Watched
+from etude.problems.allocation.behaviour import RecordingActor, Tendency
 from etude.problems.allocation.problem import AllocationProblem
 from etude.problems.allocation.world import AllocationConfig
 from etude.problems.base import Action, Actor, Obs
@@ -19,13 +19,13 @@ from etude.problems.base import Action, Actor, Obs
 
 def watch(actor: Actor, *, variant: Literal["document", "matched"] = "document") -> dict[tuple[str, str], Tendency]:
     problem = AllocationProblem(config=AllocationConfig(variant=variant, agents=3, slots=6, horizon=40))
-    watched = Watched(actor)
+    watched = RecordingActor(actor)
     with_notes, without = (evaluate(problem, a, episodes=20) for a in (watched, actor))
     assert with_notes.returns == without.returns
     return {(t.decision, t.state): t for t in watched.tendencies()}
 
 
-def test_constant_decisions_are_told_as_they_are() -> None:
+def test_constant_decisions_are_reported_as_they_are() -> None:
     found = watch(script(1, 0.25, 0.6))  # .6 is below the threshold of collaborating
     assert len(found) == 12
     for (decision, _), tendency in found.items():

@@ -80,9 +80,9 @@ class Plain:
                     reward += 0.5
         return reward
 
-    def complete(self, action: list[list[float]], luck: list[float]) -> float:
+    def complete(self, action: list[list[float]], numbers: list[float]) -> float:
         reward, still_active = 0.0, []
-        for task, u in zip(self.active, luck, strict=True):
+        for task, u in zip(self.active, numbers, strict=True):
             agent = self.agents[task.agent]
             expertise = agent.expertise[task.kind]
             if u < expertise * agent.capacity * action[task.agent][1]:
@@ -172,19 +172,19 @@ class PlainBatch:
         drawn = iter(self.world.drawn)
         columns = action.tolist()
         rewards = [p.accept(columns[e]) + p.collaborate(columns[e]) for e, p in enumerate(self.plain)]
-        luck: list[list[float]] = [[] for _ in self.plain]
+        numbers: list[list[float]] = [[] for _ in self.plain]
         for (e, _), u in zip(self.in_order_of_taking(), next(drawn).tolist(), strict=True):
-            luck[e].append(u)
+            numbers[e].append(u)
         tasks, arrivals = next(drawn).tolist(), next(drawn).tolist()
         for e, p in enumerate(self.plain):
-            rewards[e] += p.complete(columns[e], luck[e]) - p.penalty()
+            rewards[e] += p.complete(columns[e], numbers[e]) - p.penalty()
             p.finish(tasks[e], arrivals[e])
             p.total += rewards[e]
         self.rest = drawn
         return torch.tensor(rewards, dtype=torch.float64)
 
     def restart(self, over: Tensor) -> None:
-        """The environments of one group begin anew with what the world drew after the step."""
+        """The environments of one group start again with the numbers that the world sampled after the step."""
         rows = over.nonzero()[:, 0].tolist()
         for e, new in zip(rows, self.start(len(rows), self.rest), strict=True):
             self.plain[e] = new

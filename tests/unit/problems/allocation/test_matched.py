@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from etude.problems.allocation import matched
 from etude.problems.allocation.baselines import greedy_match, optimal_match, scheduler
-from etude.problems.allocation.matched import HANDS, LONGEST, MISSED, WORK, MatchedWorld
+from etude.problems.allocation.matched import HANDS, MAX_DEADLINE_STEPS, MISSED, WORK, MatchedWorld
 from etude.problems.allocation.problem import AllocationProblem
 from etude.problems.allocation.world import AllocationConfig
 from etude.problems.base import Action
@@ -39,7 +39,7 @@ def waiting(n: int = 1, agents: int = AGENTS) -> Action:
 
 
 def never(*shape: int) -> Tensor:
-    """Luck that makes progress exactly the expected one, and no task arrive."""
+    """Random numbers with which progress is exactly the expected one and no task arrives."""
     return torch.full(shape, 0.5, dtype=torch.float64) if len(shape) == 3 else torch.ones(shape, dtype=torch.float64)
 
 
@@ -248,4 +248,4 @@ def test_features_are_scaled_to_about_one() -> None:
     obs = w.observe()
     assert float(obs["tasks"].abs().max()) <= 1.01
     assert float(obs["agents"].abs().max()) <= HANDS
-    assert WORK / LONGEST < 1
+    assert WORK / MAX_DEADLINE_STEPS < 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from etude.problems.allocation.metrics import jain, specialisation, summarise
 
-patient = settings(deadline=None)  # the first call of a torch function may take long
+without_deadline = settings(deadline=None)  # the first call of a torch function may take long
 counts = st.integers(0, 200)
 loads = st.lists(counts, min_size=2, max_size=16).filter(any)
 tables = st.integers(2, 8).flatmap(
@@ -34,7 +34,7 @@ def test_jain_of_known_loads(load: list[int], index: float) -> None:
     assert jain_of(load) == pytest.approx(index, rel=1e-6)
 
 
-@patient
+@without_deadline
 @given(loads, st.integers(1, 9))
 def test_jain_is_bounded_and_blind_to_scale_and_order(load: list[int], scale: int) -> None:
     index = jain_of(load)
@@ -43,7 +43,7 @@ def test_jain_is_bounded_and_blind_to_scale_and_order(load: list[int], scale: in
     assert jain_of(sorted(load)) == pytest.approx(index, rel=1e-5)
 
 
-@patient
+@without_deadline
 @given(loads)
 def test_jain_of_a_team_with_as_many_idle_again_is_half(load: list[int]) -> None:
     assert jain_of(load + [0] * len(load)) == pytest.approx(jain_of(load) / 2, rel=1e-5)
@@ -63,7 +63,7 @@ def test_specialisation_of_known_tables(taken: list[list[int]], share: float) ->
     assert specialisation_of(taken) == pytest.approx(share, abs=1e-5)
 
 
-@patient
+@without_deadline
 @given(tables, st.integers(2, 9))
 def test_specialisation_is_bounded_and_blind_to_scale_and_order(taken: list[list[int]], scale: int) -> None:
     share = specialisation_of(taken)
@@ -73,7 +73,7 @@ def test_specialisation_is_bounded_and_blind_to_scale_and_order(taken: list[list
     assert specialisation_of([row[::-1] for row in taken]) == pytest.approx(share, abs=1e-3)
 
 
-@patient
+@without_deadline
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=8), st.lists(st.integers(0, 9), min_size=4, max_size=4))
 def test_agents_with_the_same_mix_do_not_specialise(sizes: list[int], mix: list[int]) -> None:
     assert specialisation_of([[size * share for share in mix] for size in sizes]) == pytest.approx(0, abs=1e-3)

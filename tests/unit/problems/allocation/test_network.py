@@ -95,7 +95,7 @@ def test_evaluate_agrees_with_act(case: Case, greedy: bool) -> None:
     torch.testing.assert_close(evaluation.value, decision.value)
     torch.testing.assert_close(policy.value(obs), decision.value)
     assert {tensor.shape for tensor in decision.action.values()} == {(32, case.problem.agents)}
-    parts = (32,) if case.make is MLPPolicy else (32, case.problem.agents)  # one an agent
+    parts = (32,) if case.make is MLPPolicy else (32, case.problem.agents)  # one per agent
     assert decision.log_prob.shape == evaluation.entropy.shape == decision.value.shape == parts
     assert evaluation.log_prob.isfinite().all()
     assert evaluation.entropy.isfinite().all()

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, combinations, product
 
+import msgspec
 import pytest
 import torch
 from torch import Generator
 
-from etude.contracts.decision import Choice, Decision
-from etude.contracts.errors import CatalogueError, PlanError
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
+from etude.contracts.errors import CatalogueError, DataError, PlanError
+from etude.contracts.ports import Decider
 from etude.problems.base import Action, Obs
-from etude.problems.workflow.catalogue import Catalogue, TaskType
+from etude.problems.catalogue import Catalogue, TaskType
 from etude.problems.workflow.decide import (
     Chooser,
     Choosers,
-    Decider,
-    Luck,
-    by_lot,
+    WorkflowDecider,
+    at_random,
     by_rules,
-    chance_by_lot,
     exploring,
     named,
+    random_propensity,
 )
+from etude.problems.workflow.decisions import Choice, Eligible
 from etude.problems.workflow.grammar import Correction, Rules, Status
+from etude.problems.workflow.office.world import ErrorCategory
 from etude.problems.workflow.plan import Limits
-from etude.problems.workflow.progress import Live, Progress, to_draft
-from etude.problems.workflow.world import ErrorCategory
+from etude.problems.workflow.progress import Live, Progress, to_draft, to_state
 from tests.crew import entry, is_legal
 
 KNOWN = Catalogue(
@@ -88,34 +91,34 @@ def key(action: Action) -> tuple[int, int, tuple[bool, ...], int]:
 
 
 @pytest.mark.parametrize("name", drafts())
-def test_the_chances_of_a_lot_add_up(name: str) -> None:
+def test_the_chances_of_random_choices_add_up(name: str) -> None:
     d = drafts()[name]
-    chances = [chance_by_lot(RULES, d, action) for action in every_action(d)]
+    chances = [random_propensity(RULES, d, action) for action in every_action(d)]
     assert len(chances) >= (1 if name == "full" else 4)
     assert sum(chances) == pytest.approx(1.0, abs=1e-12)
 
 
-def the_first(rules: Rules, instruction: str, luck: Luck) -> Chooser:
-    """Draws no lots: of each part the first that is legal."""
+def the_first(rules: Rules, instruction: str) -> Chooser:
+    """Samples nothing: of each part the first that is legal."""
 
-    def choose(d: Obs) -> tuple[Action, float]:
+    def choose(d: Obs, rng: Generator) -> list[tuple[Action, float]]:
         correction = rules.corrections(d).int().argmax(1)
         kind = rules.task_types(d, correction).int().argmax(1)
         links = torch.zeros((1, rules.nodes), dtype=torch.bool)
         worker = rules.workers_for(d, correction, kind, links).int().argmax(1)
-        return {"correction": correction, "type": kind, "links": links, "worker": worker}, 1.0
+        return [({"correction": correction, "type": kind, "links": links, "worker": worker}, 1.0)]
 
     return choose
 
 
 @pytest.mark.parametrize("name", ["empty", "planning", "failed"])
-@pytest.mark.parametrize("choosers", [by_lot, exploring(the_first, 0.4)], ids=["lot", "exploring"])
+@pytest.mark.parametrize("choosers", [at_random, exploring(the_first, 0.4)], ids=["lot", "exploring"])
 def test_a_choice_is_as_frequent_as_it_says(choosers: Choosers, name: str) -> None:
     d, count = drafts()[name], 400
-    choose = choosers(RULES, TEXT, Generator().manual_seed(5))
+    choose, rng = choosers(RULES, TEXT), Generator().manual_seed(5)
     drawn, said = Counter[object](), dict[object, float]()
     for _ in range(count):
-        action, propensity = choose(d)
+        ((action, propensity),) = choose(d, rng)
         drawn[key(action)] += 1
         assert said.setdefault(key(action), propensity) == propensity
     for one, propensity in said.items():
@@ -130,45 +133,65 @@ def test_a_choice_is_as_frequent_as_it_says(choosers: Choosers, name: str) -> No
 
 def test_who_explores_always_or_never() -> None:
     d = drafts()["planning"]
-    first, _ = the_first(RULES, TEXT, Generator())(d)
-    never, always = (exploring(the_first, share)(RULES, TEXT, Generator().manual_seed(1)) for share in (0.0, 1.0))
+    rng = Generator().manual_seed(1)
+    ((first, _),) = the_first(RULES, TEXT)(d, rng)
+    never, always = (exploring(the_first, share)(RULES, TEXT) for share in (0.0, 1.0))
     for _ in range(20):
-        action, propensity = never(d)
+        ((action, propensity),) = never(d, rng)
         assert (key(action), propensity) == (key(first), 1.0)
-        action, propensity = always(d)
-        assert propensity == chance_by_lot(RULES, d, action)
+        ((action, propensity),) = always(d, rng)
+        assert propensity == random_propensity(RULES, d, action)
 
 
 def watched(choosers: Choosers, seen: list[tuple[Obs, Action]]) -> Choosers:
-    def about(rules: Rules, instruction: str, luck: Luck) -> Chooser:
-        choose = choosers(rules, instruction, luck)
+    def about(rules: Rules, instruction: str) -> Chooser:
+        choose = choosers(rules, instruction)
 
-        def look(draft: Obs) -> tuple[Action, float]:
-            action, propensity = choose(draft)
+        def look(draft: Obs, rng: Generator) -> list[tuple[Action, float]]:
+            ((action, propensity),) = choose(draft, rng)
             seen.append(({name: value.clone() for name, value in draft.items()}, action))
-            return action, propensity
+            return [(action, propensity)]
 
         return look
 
     return about
 
 
-def decider(choosers: Choosers, limits: Limits = LIMITS) -> Decider:
-    return Decider(version="v7", catalogue=KNOWN, limits=limits, choosers=choosers)
+def decider(choosers: Choosers, limits: Limits = LIMITS) -> WorkflowDecider:
+    return WorkflowDecider(version="v7", catalogue=KNOWN, limits=limits, choosers=choosers)
+
+
+def request(
+    progress: Progress | None = None, live: tuple[Live, ...] = LIVE, *, at_ms: float = 0.0, seed: int = 0
+) -> DecisionRequest:
+    state = to_state(progress) if progress is not None and progress.steps else None
+    return DecisionRequest(context={"instruction": TEXT, "live": live}, state=state, at_ms=at_ms, seed=seed)
+
+
+def choice(decision: LoggedDecision) -> Choice:
+    return msgspec.convert(decision.action, Choice)
+
+
+def carried_on(progress: Progress, decision: Decision) -> None:
+    """Adds the steps of a plan."""
+    for made in map(choice, decision.logged):
+        if made.task_type is not None and made.worker is not None:
+            needs = [progress.steps[j] for j in made.dependencies or ()]
+            progress.add(made.task_type, needs, made.worker, LIVE[made.worker], 0.0)
 
 
 def true(mask: torch.Tensor) -> tuple[int, ...]:
     return tuple(i for i, legal in enumerate(mask[0].tolist()) if legal)
 
 
-def check_eligible(decision: Decision, d: Obs, action: Action) -> None:
+def check_eligible(decision: LoggedDecision, d: Obs, action: Action) -> None:
     """As the masks have it, where a part applies; null elsewhere."""
-    could, did = decision.eligible, decision.choice
+    could, did = msgspec.convert(decision.eligible, Eligible), choice(decision)
     correction, kind, failed = action["correction"], action["type"], int(d["failed"]) >= 0
     of = Correction(int(correction))
     types = true(RULES.task_types(d, correction))
     stops = int(kind) == RULES.types
-    assert decision.failed == (int(d["failed"]) if failed else None)
+    assert (decision.context or {}).get("failed") == (int(d["failed"]) if failed else None)
     assert could.corrections == (tuple(named(Correction(i)) for i in true(RULES.corrections(d))) if failed else None)
     assert did.correction == (named(of) if failed else None)
     if failed and of != Correction.REPAIR:
@@ -193,85 +216,97 @@ def test_what_could_be_chosen_is_what_the_rules_allow() -> None:
     corrections = set[str | None]()
     for seed in range(40):
         seen: list[tuple[Obs, Action]] = []
-        mind = decider(watched(by_lot, seen)).about(TEXT, seed=seed)
-        progress = Progress(instruction=TEXT)
-        decisions = mind.plan(progress, LIVE)
-        assert len(progress.steps) == len(decisions) - 1
+        deciding, progress = decider(watched(at_random, seen)), Progress(instruction=TEXT)
+        plan = deciding.decide(request(seed=seed))
+        carried_on(progress, plan)
+        assert len(progress.steps) == len(plan.logged) - 1
         progress.steps[-1].status = Status.FAILED
         progress.fail(progress.steps[-1], ErrorCategory.CAPABILITY, unable=True)
-        decisions.append(mind.correct(progress, LIVE, now_ms=70.0))
-        corrections.add(decisions[-1].choice.correction)
-        for decision, (d, action) in zip(decisions, seen, strict=True):
+        correction = deciding.decide(request(progress, at_ms=70.0, seed=seed + 100))
+        logged = [*plan.logged, *correction.logged]
+        corrections.add(choice(logged[-1]).correction)
+        for decision, (d, action) in zip(logged, seen, strict=True):
             check_eligible(decision, d, action)
-        assert {decision.policy for decision in decisions} == {"v7"}
-        assert (decisions[0].at_ms, decisions[-1].at_ms) == (0.0, 70.0)
-        assert decisions[-1].choice.correction == "repair" or decisions[-1].choice.task_type is None
+        assert {decision.policy for decision in logged} == {"v7"} == {plan.policy, correction.policy}
+        assert (logged[0].at_ms, logged[-1].at_ms) == (0.0, 70.0)
+        assert choice(logged[-1]).correction == "repair" or choice(logged[-1]).task_type is None
     assert len(corrections) >= 5
 
 
-def test_a_plan_is_laid_down_as_it_was_chosen() -> None:
-    progress = Progress(instruction=TEXT)
-    decisions = decider(by_lot).about(TEXT, seed=3).plan(progress, LIVE, now_ms=500.0)
-    laid = [
-        Choice(
-            task_type=step.task_type,
-            dependencies=tuple(progress.steps.index(before) for before in step.dependencies),
-            worker=step.worker,
-        )
-        for step in progress.steps
+def test_a_plan_is_answered_by_name_and_a_correction_too() -> None:
+    plan = decider(by_rules()).decide(DecisionRequest(context=TEXT))
+    assert plan.action == [
+        {"task_type": "draft", "worker": "b", "dependencies": []},
+        {"task_type": "send", "worker": "c", "dependencies": [0]},
     ]
-    assert [decision.choice for decision in decisions] == [*laid, Choice()]
-    assert {step.ready_ms for step in progress.steps} == {500.0}
-
-
-def test_how_workers_are_doing_is_told_once() -> None:
-    mind, progress = decider(by_rules()).about(TEXT), Progress(instruction=TEXT)
-    decisions = mind.plan(progress, LIVE)
-    assert [decision.live for decision in decisions] == [LIVE, None, None]
-    progress.steps[0].status = Status.FAILED
-    progress.fail(progress.steps[0], ErrorCategory.TRANSIENT, unable=False)
-    assert mind.correct(progress, LIVE, now_ms=1.0).live is None
-    changed = (LIVE[0]._replace(success=0.1), *LIVE[1:])
-    assert mind.correct(progress, changed, now_ms=2.0).live == changed
-    assert mind.correct(progress, changed, now_ms=3.0).live is None
-    assert decider(by_rules()).about(TEXT).correct(progress, changed, now_ms=3.0).live == changed
-
-
-def test_a_correction_leaves_the_progress_as_it_is() -> None:
+    assert plan.propensity == 1.0
     progress = some_progress(failed=True)
-    before = to_draft(RULES, progress, LIVE)
-    decider(by_lot).about(TEXT).correct(progress, LIVE, now_ms=0.0)
-    after = to_draft(RULES, progress, LIVE)
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    progress.steps[-1].attempts = 2
+    switch = decider(by_rules(), Limits(max_nodes=3)).decide(request(progress))
+    assert switch.action == {"correction": "switch", "worker": "c"}
+    assert len(switch.logged) == 1
 
 
-def test_a_person_may_choose_what_the_rules_allow() -> None:
-    mind = decider(by_lot).about(TEXT)
-    legal = [Correction(i) for i in true(RULES.corrections(drafts()["failed"]))]
-    assert mind.options(some_progress(failed=True), LIVE, now_ms=0.0) == legal
-    assert Correction.RETRY in legal
-    used_up = some_progress(failed=True)
-    used_up.steps[-1].attempts, used_up.replans = 2, 1
-    assert mind.options(used_up, LIVE, now_ms=0.0) == [Correction.SKIP, Correction.ABORT]
+def test_what_is_probable_is_the_product_of_its_parts() -> None:
+    plan = decider(at_random).decide(request(seed=3))
+    product = 1.0
+    for decision in plan.logged:
+        product *= decision.propensity or 0.0
+    assert plan.propensity == pytest.approx(product)
+    assert 0 < product < 1
 
 
-def test_the_same_seed_draws_the_same_lots() -> None:
-    def drawn(seed: int) -> list[Decision]:
-        return decider(by_lot).about(TEXT, seed=seed).plan(Progress(instruction=TEXT), LIVE)
+def test_what_was_known_is_logged_with_the_first_of_a_plan() -> None:
+    plan = decider(by_rules()).decide(request())
+    assert [decision.context for decision in plan.logged] == [{"live": [list(one) for one in LIVE]}, None, None]
+    progress = some_progress(failed=True)
+    (decision,) = decider(by_rules()).decide(request(progress)).logged
+    assert decision.context["failed"] == 1
+    assert decision.context["state"] == msgspec.json.decode(msgspec.json.encode(to_state(progress)))
+
+
+def test_without_live_numbers_the_catalogue_has_them() -> None:
+    deciding = decider(at_random)
+    assert deciding.decide(DecisionRequest(context=TEXT, seed=4)) == deciding.decide(request(seed=4))
+
+
+def test_a_state_off_the_wire_is_as_good() -> None:
+    asked = request(some_progress(failed=True), seed=2)
+    wire = msgspec.json.decode(msgspec.json.encode(asked), type=DecisionRequest)
+    assert decider(at_random).decide(wire) == decider(at_random).decide(asked)
+
+
+def test_the_same_seed_samples_the_same() -> None:
+    def drawn(seed: int) -> Decision:
+        return decider(at_random).decide(request(seed=seed))
 
     assert drawn(4) == drawn(4)
     assert len({str(drawn(seed)) for seed in range(8)}) > 4
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (DecisionRequest(context=None), "the context of a workflow is None"),
+        (DecisionRequest(context={"instruction": 3}), "expected its instruction as text"),
+        (DecisionRequest(context={"instruction": TEXT, "live": [[1, 2]]}), "cannot be read"),
+        (DecisionRequest(context={"instruction": TEXT, "live": [list(LIVE[0])]}), "live has 1 workers: expected the 3"),
+        (DecisionRequest(context=TEXT, state={"steps": 3}), "cannot be read"),
+        (DecisionRequest(context=TEXT, options=("a",)), "options are for a choice"),
+    ],
+)
+def test_a_request_of_another_form_is_refused(asked: DecisionRequest, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        decider(at_random).decide(asked)
+
+
 @pytest.mark.parametrize("text", [TEXT, "Mail the text.", "qwertz uiop", "!", "a" * 10_000])
 def test_the_rule_based_expert_plans_whatever_it_is_asked(text: str) -> None:
-    progress = Progress(instruction=text)
-    decisions = decider(by_rules()).about(text).plan(progress, LIVE)
-    assert {decision.propensity for decision in decisions} == {1.0}
-    assert progress.steps
+    plan = decider(by_rules()).decide(DecisionRequest(context=text))
+    assert {decision.propensity for decision in plan.logged} == {1.0}
+    assert plan.action
     if text == TEXT:
-        assert [(s.task_type, s.worker) for s in progress.steps] == [(0, 1), (1, 2)]  # whoever is praised most
-        assert progress.steps[1].dependencies == [progress.steps[0]]
+        assert [node["worker"] for node in plan.action] == ["b", "c"]  # the highest reputation
 
 
 def test_it_tries_again_then_somebody_else_then_goes_on_without() -> None:
@@ -281,47 +316,56 @@ def test_it_tries_again_then_somebody_else_then_goes_on_without() -> None:
     for attempts in (1, 2, 3):
         step.attempts = attempts
         limits = Limits(max_nodes=3, max_attempts=3)
-        for choosers, found in ((by_rules(), made), (by_rules(retry_only=True), again)):
-            found.append(decider(choosers, limits).about(TEXT).correct(progress, LIVE, now_ms=0.0).choice.correction)
+        for choosers, found in ((by_rules(), made), (by_rules(retries_only=True), again)):
+            found.append(decider(choosers, limits).decide(request(progress)).action["correction"])
     assert made == ["retry", "switch", "skip"]
     assert again == ["retry", "retry", "abort"]
 
 
 def test_what_cannot_be_planned_is_an_error() -> None:
-    nobody = tuple(live._replace(available=False) for live in LIVE)
+    none_available = tuple(live._replace(available=False) for live in LIVE)
     with pytest.raises(CatalogueError, match="no task type can be done now"):
-        decider(by_lot).about(TEXT).plan(Progress(instruction=TEXT), nobody)
+        decider(at_random).decide(request(live=none_available))
     with pytest.raises(PlanError, match="empty"):
-        decider(by_lot).about(" \n")
+        decider(at_random).decide(DecisionRequest(context=" \n"))
 
 
 def test_with_something_done_a_plan_may_end_where_nothing_more_can_be_done() -> None:
-    nobody = tuple(live._replace(available=False) for live in LIVE)
+    none_available = tuple(live._replace(available=False) for live in LIVE)
     progress = some_progress(nodes=1)
     progress.steps[0].status = Status.DONE
-    (decision,) = decider(by_lot).about(TEXT).plan(progress, nobody)
-    assert decision.choice == Choice()
-    assert decision.eligible.stop
+    plan = decider(at_random).decide(request(progress, none_available))
+    (decision,) = plan.logged
+    assert (plan.action, decision.action, decision.eligible["stop"]) == ([], {}, True)
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "told"),
+    ("part", "value", "reported"),
     [
         ("type", RULES.types, "stopped before its plan had a node"),
         ("worker", 2, "worker 2"),  # who cannot draft
         ("links", 1, "dependency 1"),
     ],
 )
-def test_what_the_rules_do_not_allow_is_refused_whoever_chose_it(part: str, value: int, told: str) -> None:
-    def wilful(rules: Rules, instruction: str, luck: Luck) -> Chooser:
+def test_what_the_rules_do_not_allow_is_refused_whoever_chose_it(part: str, value: int, reported: str) -> None:
+    def wilful(rules: Rules, instruction: str) -> Chooser:
         action = {"correction": Correction.ABORT, "type": 0, "worker": 0}
         chosen = {name: torch.tensor([int(x)]) for name, x in action.items()}
         chosen["links"] = torch.zeros((1, rules.nodes), dtype=torch.bool)
         chosen |= {
             part: torch.eye(rules.nodes, dtype=torch.bool)[[value]] if part == "links" else torch.tensor([value])
         }
-        return lambda draft: (chosen, 1.0)
+        return lambda draft, rng: [(chosen, 1.0)]
 
-    decider = Decider(version="wilful", catalogue=KNOWN, limits=LIMITS, choosers=wilful)
-    with pytest.raises(PlanError, match=told):
-        decider.about(TEXT).plan(Progress(instruction=TEXT), LIVE)
+    with pytest.raises(PlanError, match=reported):
+        decider(wilful).decide(request())
+
+
+def test_from_many_threads_it_answers_as_from_one() -> None:
+    states = [None, some_progress(), some_progress(failed=True)]
+    asked = [request(states[i % 3], seed=i) for i in range(60)]
+    for choosers in (at_random, by_rules(), exploring(by_rules(), 0.5)):
+        deciding: Decider = decider(choosers)
+        alone = [deciding.decide(one) for one in asked]
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(deciding.decide, asked * 4)) == alone * 4

@@ -14,20 +14,20 @@ from torch import Generator
 
 from etude.contracts.errors import CatalogueError
 from etude.problems.base import Obs
-from etude.problems.workflow.catalogue import Catalogue
-from etude.problems.workflow.decode import _extend, ask, plan_by_beam, plan_greedily, take
-from etude.problems.workflow.encode import Known, make_library, surround
-from etude.problems.workflow.likeness import Likeness
-from etude.problems.workflow.memory import remember
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.decode import _extend, empty_drafts, plan_by_beam, plan_greedily, take
+from etude.problems.workflow.encode import KnownNames, encode_instructions, make_policy_context
+from etude.problems.workflow.memory import fit_memory
 from etude.problems.workflow.metrics import score_plans
-from etude.problems.workflow.network import PlannerConfig, PlanPolicy, Thread
+from etude.problems.workflow.network import DraftState, PlannerConfig, PlanPolicy
 from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.similarity import SimilarityEncoder
 from etude.text.ngrams import NGramEncoder
 from tests.language import CATALOGUE, WORDS, examples
 
 ENCODER = NGramEncoder(16)
-KNOWN = Known(task_types=tuple(WORDS), workers=("quick", "careful"))
-MEMORY = remember(ENCODER, examples(10), types=len(WORDS))[0]
+KNOWN = KnownNames(task_types=tuple(WORDS), workers=("quick", "careful"))
+MEMORY = fit_memory(ENCODER, examples(10), types=len(WORDS))[0]
 TEXTS = [
     "fetch the novel, then mail it",
     "draw",
@@ -44,17 +44,17 @@ def make_policy(catalogue: Catalogue, limits: Limits, seed: int, *, scale: float
     with torch.no_grad():
         for value in policy.parameters():
             value.copy_(torch.randn_like(value) * scale)
-    alike = Likeness(ENCODER, catalogue.task_types)(TEXTS)
-    library = make_library(ENCODER, TEXTS, MEMORY.votes(ENCODER, TEXTS), alike)
-    return policy.within(surround(ENCODER, catalogue, limits, KNOWN, MEMORY, library)).train(False)
+    similarity = SimilarityEncoder(ENCODER, catalogue.task_types)(TEXTS)
+    encoded = encode_instructions(ENCODER, TEXTS, MEMORY.votes(ENCODER, TEXTS), similarity)
+    return policy.with_context(make_policy_context(ENCODER, catalogue, limits, KNOWN, MEMORY, encoded)).train(False)
 
 
 def greedy(policy: PlanPolicy) -> list[Plan]:
-    return plan_greedily(policy, ask(policy, policy.around, policy.around.library), TEXTS)
+    return plan_greedily(policy, empty_drafts(policy.context), TEXTS)
 
 
 def beam(policy: PlanPolicy, row: int, width: int) -> Plan:
-    drafts = ask(policy, policy.around, policy.around.library)
+    drafts = empty_drafts(policy.context)
     return plan_by_beam(policy, {name: value[row : row + 1] for name, value in drafts.items()}, TEXTS[row], beam=width)
 
 
@@ -128,7 +128,7 @@ def test_a_weight_gone_wrong_never_makes_an_unavailable_task_type_part_of_a_plan
     policy = make_policy(CATALOGUE, FREE, 0)
     with torch.no_grad():
         policy.link_bias.fill_(math.nan)
-    drafts = ask(policy, policy.around, policy.around.library)
+    drafts = empty_drafts(policy.context)
     drafts["offered"] = torch.tensor([True, True, False, False, False, False]).expand(len(TEXTS), -1)
     for row, text in enumerate(TEXTS):
         one = {name: value[row : row + 1] for name, value in drafts.items()}
@@ -140,32 +140,32 @@ def test_a_weight_gone_wrong_never_makes_an_unavailable_task_type_part_of_a_plan
 @given(st.integers(0, 10_000), st.integers(0, len(TEXTS) - 1), st.sampled_from([1, 3, 20]))
 def test_a_beam_follows_its_drafts_as_if_each_were_read_from_the_start(seed: int, row: int, width: int) -> None:
     policy = make_policy(CATALOGUE, FREE, seed, layers=2)
-    d = take(ask(policy, policy.around, policy.around.library), torch.tensor([row]))
-    total, thread, steps = torch.zeros(1), policy.follow(d, policy.read(d["instruction"])), 0
+    d = take(empty_drafts(policy.context), torch.tensor([row]))
+    total, state, steps = torch.zeros(1), policy.encode_drafts(d, policy.read(d["instruction"])), 0
     while len(total):
-        d, total, stopped, thread = _extend(policy, d, total, thread, width)
+        d, total, stopped, state = _extend(policy, d, total, state, width)
         going = torch.tensor([i for i in range(len(total)) if i not in stopped.tolist()], dtype=torch.long)
-        d, total, thread = take(d, going), total[going], thread.take(going)
+        d, total, state = take(d, going), total[going], state.take(going)
         if len(going):
             steps += 1
             assert d["length"].tolist() == [steps] * len(going)
-            same_thread(policy, d, thread, policy.follow(d, policy.read(d["instruction"])))
+            same_state(policy, d, state, policy.encode_drafts(d, policy.read(d["instruction"])))
     assert steps
 
 
-def same_thread(policy: PlanPolicy, d: Obs, grown: Thread, scratch: Thread) -> None:
+def same_state(policy: PlanPolicy, d: Obs, with_node: DraftState, scratch: DraftState) -> None:
     close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
-    assert grown.there.all()
-    close(grown.h, scratch.h)
-    close(grown.nodes, scratch.nodes)
-    for ours, theirs in zip(grown.layers, scratch.layers, strict=True):
+    assert with_node.there.all()
+    close(with_node.h, scratch.h)
+    close(with_node.nodes, scratch.nodes)
+    for ours, theirs in zip(with_node.layers, scratch.layers, strict=True):
         close(ours[0], theirs[0])
         close(ours[1], theirs[1])
-    close(policy.type_scores(d, grown), policy.type_scores(d, scratch))
+    close(policy.type_scores(d, with_node), policy.type_scores(d, scratch))
     task_type = torch.arange(len(d["length"])) % policy.rules.types
-    (one, _), (two, _) = policy.add(d, grown, task_type), policy.add(d, scratch, task_type)
-    close(policy.link_scores(d, grown, one, task_type), policy.link_scores(d, scratch, two, task_type))
-    close(policy.worker_scores(d, grown, one, task_type), policy.worker_scores(d, scratch, two, task_type))
+    (one, _), (two, _) = policy.add(d, with_node, task_type), policy.add(d, scratch, task_type)
+    close(policy.link_scores(d, with_node, one, task_type), policy.link_scores(d, scratch, two, task_type))
+    close(policy.worker_scores(d, with_node, one, task_type), policy.worker_scores(d, scratch, two, task_type))
 
 
 SMALL = CATALOGUE.withdrawn("summarise", "count", "draw")
@@ -187,13 +187,13 @@ def everything(policy: PlanPolicy, row: int) -> list[tuple[float, Plan]]:
 
 def forced(policy: PlanPolicy, d: dict[str, torch.Tensor], kind: int) -> dict[str, torch.Tensor]:
     """The greedy decision, were this the type."""
-    thread = policy.follow(d, policy.read(d["instruction"]))
+    state = policy.encode_drafts(d, policy.read(d["instruction"]))
     task_type = torch.tensor([kind])
-    token, _ = policy.add(d, thread, task_type)
-    links = (policy.link_scores(d, thread, token, task_type) > 0) & policy.rules.dependencies(d, task_type)
+    token, _ = policy.add(d, state, task_type)
+    links = (policy.link_scores(d, state, token, task_type) > 0) & policy.rules.dependencies(d, task_type)
     correction = policy.choose(d, greedy=True)["correction"]
     able = policy.rules.workers_for(d, correction, task_type, links)
-    worker = policy.worker_scores(d, thread, token, task_type).masked_fill(~able, -math.inf).argmax(1)
+    worker = policy.worker_scores(d, state, token, task_type).masked_fill(~able, -math.inf).argmax(1)
     return {"correction": correction, "type": task_type, "links": links, "worker": worker}
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.contracts.errors import PlanError
-from etude.problems.workflow.drawing import PALETTE, UNASSIGNED, to_svg
+from etude.problems.workflow.drawing import PALETTE, task_colours, to_svg
 from etude.problems.workflow.plan import Node, Plan
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -143,7 +143,7 @@ def hold_the_laws(plan: Plan) -> Picture:
         [range(i) for i in range(16)],
     ],
 )
-def test_boxes_are_apart_edges_pass_them_by_and_lead_where_the_plan_says(needs: Sequence[Sequence[int]]) -> None:
+def test_boxes_do_not_overlap_and_edges_avoid_them_and_follow_the_plan(needs: Sequence[Sequence[int]]) -> None:
     hold_the_laws(plan_of(needs))
 
 
@@ -199,7 +199,6 @@ def test_task_types_are_words_and_workers_stand_beneath() -> None:
         ["(no name)"],
     ]
     assert [one(g, "title").text for g in picture.nodes[:2]] == ["query_database: small-llm", "queryDatabase"]
-    assert [one(g, "rect").attrib["fill"] == UNASSIGNED[0] for g in picture.nodes] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -276,18 +275,39 @@ def test_a_status_that_is_none_is_refused() -> None:
         to_svg(plan_of(CHAIN), status=["done"])
 
 
-def fills(*workers: str) -> list[str]:
-    plan = Plan(instruction="", nodes=tuple(Node(task_type="a", worker=worker) for worker in workers))
-    return [one(g, "rect").attrib["fill"] for g in Picture(to_svg(plan)).nodes]
+def fills(*names: str, worker: str | None = None, page: Sequence[str] = ()) -> list[str]:
+    plan = Plan(instruction="", nodes=tuple(Node(task_type=name, worker=worker) for name in names))
+    colours = task_colours([*page, *names]) if page else None
+    return [one(g, "rect").attrib["fill"] for g in Picture(to_svg(plan, colours=colours)).nodes]
 
 
-def test_workers_have_colours_of_their_own_as_long_as_there_are_some() -> None:
-    names = ["person", "search-tool", "python", "ocr", "mailer", "large-llm", "small-llm", "calendar"]
+def test_task_types_have_colours_of_their_own_as_long_as_there_are_some() -> None:
+    names = [f"task_{i}" for i in range(len(PALETTE))]
     assert 1 < len({fills(name)[0] for name in names}) < len(PALETTE)  # by name, so some would have the same
     assert len(set(fills(*names))) == len(PALETTE)
     assert set(fills(*names, "more", "again")) == {fill for fill, _ in PALETTE}
     assert fills(*names)[::-1] == fills(*names[::-1])
     assert fills("alone", "alone") == [fills("alone")[0]] * 2
+    assert fills("alone", worker="a") == fills("alone", worker="b")
+
+
+def test_a_task_type_has_one_colour_in_all_plans_of_a_page() -> None:
+    names = [f"task_{i}" for i in range(12)]
+    pairs = list(combinations(names, 2))
+
+    def found(page: Sequence[str]) -> set[int]:
+        """How many colours a task type has."""
+        return {len({fills(*p, page=page)[p.index(name)] for p in pairs if name in p}) for name in names}
+
+    assert max(found([])) > 1  # each plan by itself
+    assert found(names) == {1}
+
+
+def test_a_figure_of_a_page_leaves_its_ids_and_caption_to_the_page() -> None:
+    svg = to_svg(plan_of(CHAIN), figure=7)
+    assert 'id="arrow-7"' in svg
+    assert "xmlns" not in svg
+    assert "do it" not in svg
 
 
 def luminance(colour: str) -> float:
@@ -300,7 +320,7 @@ def test_text_is_readable_on_every_colour() -> None:
     picture = Picture(to_svg(plan_of([[]])))
     inks = {t.attrib["fill"] for t in picture.root.iter(f"{SVG}text")}
     assert len(inks) == 2
-    for fill in ["#ffffff", UNASSIGNED[0], *(fill for fill, _ in PALETTE)]:
+    for fill in ["#ffffff", *(fill for fill, _ in PALETTE)]:
         assert all((luminance(fill) + 0.05) / (luminance(ink) + 0.05) >= 4.5 for ink in inks)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.contracts.errors import DataError
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.examples import Example, Targets, augment, read_examples, readable, to_examples
 from tests.language import chain
 
@@ -187,7 +187,7 @@ def test_put_in_order_a_plan_means_the_same(
     assert all(j < i for i, earlier in enumerate(t.dependencies) for j in earlier)
     assert all(list(earlier) == sorted(set(earlier)) for earlier in t.dependencies)
 
-    def told(kinds: list[tuple[int, int]], needs: list[list[int]]) -> Counter[Any]:
+    def described(kinds: list[tuple[int, int]], needs: list[list[int]]) -> Counter[Any]:
         """Every node with everything below it, without numbers."""
 
         def below(i: int) -> Any:
@@ -195,8 +195,8 @@ def test_put_in_order_a_plan_means_the_same(
 
         return Counter(repr(below(i)) for i in range(len(kinds)))
 
-    before = told([(kind, i % 2) for i, kind in enumerate(task_types)], needs)
-    after = told(list(zip(t.task_types, t.model_selections, strict=True)), [list(e) for e in t.dependencies])
+    before = described([(kind, i % 2) for i, kind in enumerate(task_types)], needs)
+    after = described(list(zip(t.task_types, t.model_selections, strict=True)), [list(e) for e in t.dependencies])
     assert before == after
 
 

@@ -10,13 +10,20 @@ import torch
 from torch import Generator, Tensor
 
 from etude.problems.base import Actor, Obs
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.experts import Oracle, Reader, baselines, expert_examples, random_choice, read_all
+from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.experts import KeywordReader, Oracle, baselines, expert_examples, random_choice, read_all
 from etude.problems.workflow.grammar import Correction
-from etude.problems.workflow.phrases import CATALOGUE
+from etude.problems.workflow.office.phrases import CATALOGUE
+from etude.problems.workflow.office.scenarios import from_examples, generate
+from etude.problems.workflow.office.world import (
+    SKILL_AFTER_FAILURE,
+    ErrorCategory,
+    Tables,
+    WorkflowConfig,
+    WorkflowWorld,
+    flakiness,
+)
 from etude.problems.workflow.plan import Limits
-from etude.problems.workflow.scenarios import from_examples, generate
-from etude.problems.workflow.world import SECOND_WIND, ErrorCategory, Tables, WorkflowConfig, WorkflowWorld, flakiness
 
 torch.set_num_threads(1)
 CONFIG = WorkflowConfig(scenarios=400)
@@ -121,7 +128,7 @@ def brute_force(tables: Tables, obs: Obs, row: int, *, corrections: int, replans
             if not tables.rules.capable[node, w] or not obs["available"][row, w]:
                 continue
             flaky = flakiness(torch.tensor(load[w], dtype=torch.float64)).item()
-            skill = SECOND_WIND if w in beyond else tables.skill[node, w].item()
+            skill = SKILL_AFTER_FAILURE if w in beyond else tables.skill[node, w].item()
             earned = -0.1 * 100 * price[w] - 0.01 * latency[w] / 1000
             earned += flaky * value(node, attempts + 1, beyond, left - 1, replans)
             earned += (1 - flaky) * skill * (0.1 + value(node + 1, 0, frozenset(), left, replans))
@@ -133,7 +140,7 @@ def brute_force(tables: Tables, obs: Obs, row: int, *, corrections: int, replans
 
 
 @pytest.mark.parametrize("workers", [(), TINY.workers[:1]])
-def test_where_there_is_nobody_to_choose_among_nothing_that_chooses_is_compared(workers: tuple[Worker, ...]) -> None:
+def test_without_a_choice_of_workers_baselines_that_only_choose_are_left_out(workers: tuple[Worker, ...]) -> None:
     given = from_examples([("a then b", [0, 1], [[], [0]])], Catalogue(task_types=TINY.task_types, workers=workers))
     actors = baselines(SMALL, scenarios=given)
     assert list(actors) == ["random", "rules", "oracle"]
@@ -161,13 +168,13 @@ def test_what_it_earns_is_its_value() -> None:
     assert difference.mean().abs() < 4 * difference.std() / len(difference) ** 0.5
 
 
-def test_it_tries_the_cheap_worker_while_attempts_last_and_the_dear_one_last() -> None:
+def test_it_tries_the_cheap_worker_while_attempts_last_and_the_expensive_one_last() -> None:
     given = from_examples([("a", [0], [[]])], TINY)
     config = WorkflowConfig(limits=Limits(max_nodes=3, max_replans=0))
     world = WorkflowWorld(config, n=1, scenarios=given)
     world.tables.skill[0, :2] = torch.tensor([0.6, 0.97])
     oracle, obs, generator = Oracle(world.tables, config), world.reset(0), Generator()
-    while not obs["available"].all():  # until nobody is down
+    while not obs["available"].all():  # until no worker is down
         obs = world.reset(int(torch.randint(10_000, (), generator=generator)))
     chosen = []
     for _ in range(4):  # plan, stop, and two corrections of transient errors
@@ -209,7 +216,7 @@ def test_it_takes_over_a_draft_that_somebody_else_spoilt() -> None:
 
 
 def read(text: str) -> list[tuple[str, list[str]]]:
-    types, needs = Reader(CATALOGUE, without=set()).read(text)
+    types, needs = KeywordReader(CATALOGUE, without=set()).read(text)
     names = [CATALOGUE.task_types[t].name for t in types]
     return [(name, [names[j] for j in some]) for name, some in zip(names, needs, strict=True)]
 

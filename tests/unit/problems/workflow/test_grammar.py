@@ -10,9 +10,9 @@ from torch import Tensor
 
 from etude.contracts.errors import CatalogueError, PlanError
 from etude.problems.base import Action, Obs
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
+from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS, UNLIMITED, Correction, Rules, Status
-from etude.problems.workflow.plan import Limits, in_order
+from etude.problems.workflow.plan import Limits, topological_order
 
 DRAFT, REVIEW, FIX, STOP = range(4)
 A, B, C = range(3)
@@ -198,7 +198,7 @@ def test_only_the_able_are_given_work() -> None:
 def test_quota_is_used_up() -> None:
     d = grown(RULES, *[(DRAFT, [], B)] * 3)
     assert workers(d, ABORT, DRAFT) == [A]
-    assert types(live(d, available=(A, False))) == [FIX, STOP]  # nobody is left for the others
+    assert types(live(d, available=(A, False))) == [FIX, STOP]  # no worker is left for the others
 
 
 def test_what_is_withdrawn_or_added_between_two_decisions_counts_at_once() -> None:
@@ -213,7 +213,7 @@ def test_what_is_withdrawn_or_added_between_two_decisions_counts_at_once() -> No
     assert workers(live(d, latency=(A, 101.0)), ABORT, DRAFT) == [B]
 
 
-def test_a_dependency_that_leaves_nobody_enough_time_is_illegal() -> None:
+def test_a_dependency_that_leaves_no_worker_enough_time_is_illegal() -> None:
     rules = Rules(CATALOGUE, Limits(max_nodes=4, max_time_ms=45.0))
     d = grown(rules, (DRAFT, [], A), (REVIEW, [0], B), (DRAFT, [1], A))  # end at 10, 30, 40
     assert true(rules.dependencies(d, torch.tensor([DRAFT]))) == [0, 1]  # 30 + 10 of a; 40 + 10 is too late
@@ -248,7 +248,7 @@ def test_budgets_can_be_used_up_to_the_edge_and_no_further(count: int) -> None:
         assert not is_legal(rules, d, last)
 
 
-def test_without_workers_nobody_does_everything() -> None:
+def test_without_workers_a_placeholder_does_everything() -> None:
     rules = Rules(CATALOGUE.withdrawn("a", "b", "c"), Limits(max_nodes=2, max_cost_usd=0.1, max_time_ms=0.1))
     d = grown(rules, (FIX, [], 0), (REVIEW, [0], 0))
     assert seen(d)["calls"] == [UNLIMITED - 2]
@@ -520,7 +520,7 @@ def test_repairs_of_repairs_stay_acyclic_and_push_on_all_that_waits() -> None:
     d = amended(rules, failing(d, 0, 3, 2), correction=RETRY)  # 0 failed at 70: [70, 75], 1 [75, 85]
     assert d["finish"][0, :4].tolist() == [75, 85, 65, 55]
     assert d["spent"].item() == 0.5 + 1 + (1 + 0.5) + (2 + 1) + 2 + 0.5
-    assert in_order([row.nonzero()[:, 0].tolist() for row in d["links"][0, :4]]) == [3, 2, 0, 1]
+    assert topological_order([row.nonzero()[:, 0].tolist() for row in d["links"][0, :4]]) == [3, 2, 0, 1]
 
 
 def test_a_skipped_repair_lets_the_repaired_node_run() -> None:
@@ -540,7 +540,7 @@ def test_a_done_repair_outlives_a_replan_with_its_links() -> None:
     RULES.plans(d, [""])
 
 
-def test_a_replan_before_anything_is_done_begins_anew_at_the_time_of_the_failure() -> None:
+def test_a_replan_before_anything_is_done_starts_again_at_the_time_of_the_failure() -> None:
     d = amended(RULES, failing(diamond(), 0), correction=REPLAN)
     empty = seen(RULES.begin(1))
     spent = {"spent": 1.0, "calls": [UNLIMITED - 1, 3.0, UNLIMITED]}

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from etude.problems.base import Action, Obs
+from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.distributions import masked, sample_categorical, uniform_like
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules, Status
 from etude.problems.workflow.plan import Limits
 
@@ -197,13 +197,13 @@ class Twin:
         self.nodes = [node for node in self.nodes if node not in dropped]
         self.clock, self.failed, self.replans = now, -1, self.replans + 1
 
-    def run(self, luck: random.Random, share: float) -> bool:
+    def run(self, rng: random.Random, share: float) -> bool:
         """Carry on until a node fails or all is over, and whether it is."""
         while waiting := [node for node in self.nodes if node.status is Status.PLANNED]:
             can_start = [x for x in waiting if not any(need.status is Status.PLANNED for need in x.needs)]
             node = min(can_start, key=lambda node: node.finish)
             node.over_at = node.finish
-            if luck.random() < share:
+            if rng.random() < share:
                 node.status, self.failed = Status.FAILED, self.nodes.index(node)
                 return False
             node.status = Status.DONE
@@ -325,19 +325,19 @@ def expect_masks(masks: list[Tensor], row: int, action: Action, twin: Twin) -> N
     assert not (action["links"][row] & ~masks[2][row]).any()
 
 
-def change(d: Obs, row: int, twin: Twin, luck: random.Random) -> None:
+def change(d: Obs, row: int, twin: Twin, rng: random.Random) -> None:
     """Something happens in the catalogue between two decisions."""
-    w, t = luck.randrange(len(twin.workers)), luck.randrange(twin.types)
-    twin.available[w] = luck.random() < 0.8
-    twin.offered[t] = luck.random() < 0.8
-    twin.price[w], twin.latency[w] = Fraction(luck.randrange(9), 10), Fraction(luck.randrange(9), 10)
+    w, t = rng.randrange(len(twin.workers)), rng.randrange(twin.types)
+    twin.available[w] = rng.random() < 0.8
+    twin.offered[t] = rng.random() < 0.8
+    twin.price[w], twin.latency[w] = Fraction(rng.randrange(9), 10), Fraction(rng.randrange(9), 10)
     d["available"][row, w], d["offered"][row, t] = twin.available[w], twin.offered[t]
     d["price"][row, w], d["latency"][row, w] = float(twin.price[w]), float(twin.latency[w])
 
 
-def carry_on(d: Obs, row: int, twin: Twin, luck: random.Random, share: float) -> bool:
+def carry_on(d: Obs, row: int, twin: Twin, rng: random.Random, share: float) -> bool:
     """Run the plan in the twin, write what happened into the draft, and say whether all is over."""
-    is_over = twin.run(luck, share)
+    is_over = twin.run(rng, share)
     for i, node in enumerate(twin.nodes):
         d["status"][row, i] = node.status
     d["failed"][row], d["error"][row] = twin.failed, 1
@@ -347,12 +347,12 @@ def carry_on(d: Obs, row: int, twin: Twin, luck: random.Random, share: float) ->
 @LAW
 @given(catalogues(), limits_, st.sampled_from(("normal", *HOSTILE)), st.integers(0, 2**32), st.sampled_from([0.3, 0.7]))
 def test_drafts_are_those_of_the_twin(catalogue: Catalogue, limits: Limits, kind: str, seed: int, share: float) -> None:
-    rules, luck, generator = Rules(catalogue, limits), random.Random(seed), Generator().manual_seed(seed)
+    rules, rng, generator = Rules(catalogue, limits), random.Random(seed), Generator().manual_seed(seed)
     d, twins = rules.begin(ROWS), [Twin(catalogue, limits) for _ in range(ROWS)]
     longest = (limits.max_nodes + 1) * (limits.max_replans + 1) + limits.max_corrections + 1
     for _ in range(30):
         action, masks = choose(rules, d, kind, generator)
-        expect_one(rules, d, luck.randrange(ROWS), action, masks)
+        expect_one(rules, d, rng.randrange(ROWS), action, masks)
         for row, twin in enumerate(twins):
             expect_masks(masks, row, action, twin)
         d, stopped = rules.grow(d, action)
@@ -366,12 +366,12 @@ def test_drafts_are_those_of_the_twin(catalogue: Catalogue, limits: Limits, kind
             assert twin.within_limits()
             assert twin.decisions <= longest
             runs = correction != Correction.REPLAN if was_failed else bool(stopped[row])
-            if aborts[row] or (runs and carry_on(d, row, twin, luck, share)):
+            if aborts[row] or (runs and carry_on(d, row, twin, rng, share)):
                 twins[row] = Twin(catalogue, limits)
                 for name, value in rules.begin(1).items():
                     d[name][row] = value[0]
             if row % 2:
-                change(d, row, twins[row], luck)
+                change(d, row, twins[row], rng)
 
 
 def expect_one(rules: Rules, d: Obs, row: int, action: Action, masks: list[Tensor]) -> None:

@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from etude.contracts.errors import ConfigError
-from etude.learning.imitation import trimmed
 from etude.problems.base import Action, Obs
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.encode import Known, make_library, surround, to_drafts
+from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.encode import KnownNames, encode_instructions, make_policy_context, to_drafts
 from etude.problems.workflow.examples import Example, Targets
 from etude.problems.workflow.grammar import Correction, Rules, Status
-from etude.problems.workflow.likeness import LIKENESS, WHOLE, Likeness
-from etude.problems.workflow.memory import remember
+from etude.problems.workflow.imitation import trimmed
+from etude.problems.workflow.memory import fit_memory
 from etude.problems.workflow.network import FAMILIAR, PlannerConfig, PlanPolicy
 from etude.problems.workflow.plan import Limits
+from etude.problems.workflow.similarity import SIMILARITIES, WHOLE, SimilarityEncoder
 from etude.text.ngrams import NGramEncoder
 from tests.language import CATALOGUE, WORDS, examples
 
 ENCODER = NGramEncoder(16)
 LIMITS = Limits(max_nodes=5)
-KNOWN = Known(task_types=tuple(WORDS), workers=("quick", "careful"))
+KNOWN = KnownNames(task_types=tuple(WORDS), workers=("quick", "careful"))
 DIAMOND = Targets(task_types=(0, 1, 2, 5), dependencies=((), (0,), (0,), (1, 2)), model_selections=(0, 1, 1, 0))
 PAST = [*examples(10), Example(instruction="fetch, then do all", targets=DIAMOND)]
-MEMORY = remember(ENCODER, PAST, types=len(WORDS))[0]
+MEMORY = fit_memory(ENCODER, PAST, types=len(WORDS))[0]
 TEXTS = ["fetch the novel, then mail it", "draw", "please summarise the report then count it and mail the lot to us"]
 
 
@@ -46,10 +46,10 @@ def make_policy(
     with torch.no_grad():
         for value in policy.parameters():
             value.copy_(torch.randn_like(value) * (0.5 if value.dim() > 1 else 0.3))
-    policy.met.copy_(torch.tensor([0.0, 1, 5, 20, 100, 3]))
-    alike = Likeness(ENCODER, catalogue.task_types)(texts)
-    library = make_library(ENCODER, texts, MEMORY.votes(ENCODER, texts), alike)
-    return policy.within(surround(ENCODER, catalogue, limits, KNOWN, MEMORY, library)).train(False)
+    policy.type_counts.copy_(torch.tensor([0.0, 1, 5, 20, 100, 3]))
+    similarity = SimilarityEncoder(ENCODER, catalogue.task_types)(texts)
+    encoded = encode_instructions(ENCODER, texts, MEMORY.votes(ENCODER, texts), similarity)
+    return policy.with_context(make_policy_context(ENCODER, catalogue, limits, KNOWN, MEMORY, encoded)).train(False)
 
 
 POLICY = make_policy()
@@ -82,12 +82,12 @@ def grown(policy: PlanPolicy, drafts: Obs, count: int) -> Obs:
 
 def scores(policy: PlanPolicy, d: Obs, task_type: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of one decision: types, links and workers once this type is chosen."""
-    thread = policy.follow(d, policy.read(d["instruction"]))
-    token, _ = policy.add(d, thread, task_type)
+    state = policy.encode_drafts(d, policy.read(d["instruction"]))
+    token, _ = policy.add(d, state, task_type)
     return (
-        policy.type_scores(d, thread),
-        policy.link_scores(d, thread, token, task_type),
-        policy.worker_scores(d, thread, token, task_type),
+        policy.type_scores(d, state),
+        policy.link_scores(d, state, token, task_type),
+        policy.worker_scores(d, state, token, task_type),
     )
 
 
@@ -112,33 +112,33 @@ def drafts(draw: st.DrawFn, rows: int = 3) -> Obs:
 def test_undisturbed_nothing_is_left_to_chance() -> None:
     policy = make_policy()
     whole = by_name(policy, ["fetch", "draw", "mail"])
-    policy.config = policy.config.undisturbed()
+    policy.config = policy.config.without_dropout()
     for block in (*policy.readers, *policy.blocks):
         block.dropout.p = policy.config.dropout
     policy.train()
-    one, two = policy.teach(whole), policy.teach(whole)
+    one, two = policy.teacher_forced_scores(whole), policy.teacher_forced_scores(whole)
     close(one.types, two.types)
     close(one.links, two.links)
 
 
-# What is taught is what is decided
+# Teacher-forced scores are those of decisions
 
 
 @settings(max_examples=20, deadline=None)
 @given(drafts())
-def test_each_step_of_a_plan_is_taught_as_it_is_decided(whole: Obs) -> None:
-    taught = POLICY.teach(whole)
+def test_each_step_has_the_same_scores_with_teacher_forcing(whole: Obs) -> None:
+    forced = POLICY.teacher_forced_scores(whole)
     for t in range(LIMITS.max_nodes + 1):
         here = t <= whole["length"]  # up to the decision to stop
         d = grown(POLICY, whole, t)
         assert torch.equal(d["length"][here], torch.full_like(d["length"][here], t))
         kind = whole["types"][:, t] if t < LIMITS.max_nodes else torch.full_like(d["length"], -1)
         types, links, workers = scores(POLICY, d, kind.clamp(min=0))
-        close(taught.types[:, t][here], types[here])
+        close(forced.types[:, t][here], types[here])
         here = t < whole["length"]
         if t < LIMITS.max_nodes and here.any():
-            close(taught.links[:, t, :t][here], links[:, :t][here])
-            close(taught.workers[:, t][here], workers[here])
+            close(forced.links[:, t, :t][here], links[:, :t][here])
+            close(forced.workers[:, t][here], workers[here])
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -153,7 +153,7 @@ def test_later_nodes_and_where_a_plan_ends_never_influence_an_earlier_step(one: 
     for name in ("types", "workers", "links"):
         other[name] = torch.cat([one[name][:, :t], other[name][:, t:]], 1)
     both = (one["length"] >= t) & (other["length"] >= t)
-    first, second = POLICY.teach(one), POLICY.teach(other)
+    first, second = POLICY.teacher_forced_scores(one), POLICY.teacher_forced_scores(other)
     close(first.types[:, : t + 1][both], second.types[:, : t + 1][both])
     close(first.links[:, :t, :t][both], second.links[:, :t, :t][both])
     close(first.workers[:, :t][both], second.workers[:, :t][both])
@@ -161,8 +161,8 @@ def test_later_nodes_and_where_a_plan_ends_never_influence_an_earlier_step(one: 
 
 @settings(max_examples=10, deadline=None)
 @given(drafts())
-def test_without_the_nodes_that_no_plan_has_the_same_is_taught(whole: Obs) -> None:
-    few, all_ = POLICY.teach(trimmed(whole)), POLICY.teach(whole)
+def test_scores_are_the_same_without_unused_nodes(whole: Obs) -> None:
+    few, all_ = POLICY.teacher_forced_scores(trimmed(whole)), POLICY.teacher_forced_scores(whole)
     N = int(whole["length"].max())
     assert few.types.shape[1] == N + 1
     close(few.types, all_.types[:, : N + 1])
@@ -173,15 +173,15 @@ def test_without_the_nodes_that_no_plan_has_the_same_is_taught(whole: Obs) -> No
 def test_a_step_does_see_what_came_before_it() -> None:
     """The laws above would hold of a network that sees nothing."""
     one = to_drafts(POLICY.rules, [Example(instruction="", targets=DIAMOND)], [0])
-    taught = POLICY.teach(one)
+    forced = POLICY.teacher_forced_scores(one)
     for name, value in (("types", 4), ("instruction", 2)):
         changed = one[name].clone()
         changed.view(-1)[0] = value
-        other = POLICY.teach(one | {name: changed})
+        other = POLICY.teacher_forced_scores(one | {name: changed})
         for t in (1, 3):
-            assert (other.types[0, t] - taught.types[0, t]).abs().max() > 1e-3, name
-            assert (other.workers[0, t] - taught.workers[0, t]).abs().max() > 1e-3, name
-        assert (other.links[0, 3, 0] - taught.links[0, 3, 0]).abs() > 1e-3, name
+            assert (other.types[0, t] - forced.types[0, t]).abs().max() > 1e-3, name
+            assert (other.workers[0, t] - forced.workers[0, t]).abs().max() > 1e-3, name
+        assert (other.links[0, 3, 0] - forced.links[0, 3, 0]).abs() > 1e-3, name
 
 
 def test_links_and_worker_are_decided_by_the_node_that_is_added() -> None:
@@ -375,7 +375,7 @@ def test_in_another_order_task_types_have_the_same_scores(order: list[int]) -> N
     before = type_scores(POLICY, by_name(POLICY, ["fetch", "draw", "mail"]))
     after = type_scores(other, by_name(other, ["fetch", "draw", "mail"]))
     close(after, before[:, [*order, 6]])
-    one, two = (policy.teach(by_name(policy, ["fetch", "draw", "mail"])) for policy in (POLICY, other))
+    one, two = (policy.teacher_forced_scores(by_name(policy, ["fetch", "draw", "mail"])) for policy in (POLICY, other))
     close(two.links[:, :3, :3], one.links[:, :3, :3])
     close(two.workers[:, :3], one.workers[:, :3])
 
@@ -388,47 +388,49 @@ def test_in_another_order_workers_have_the_same_scores() -> None:
 
 
 def test_an_added_task_type_leaves_the_others_scores_and_a_withdrawn_one_too() -> None:
-    """But for their likeness to the instruction, which counts from the mean of those there are."""
+    """But for their similarity to the instruction, which counts from the mean of those there are."""
 
-    def without_likeness(catalogue: Catalogue) -> Tensor:
+    def without_similarity(catalogue: Catalogue) -> Tensor:
         policy = make_policy(catalogue)
-        policy.alike_gate.weight.zero_()
-        policy.alike_gate.bias.zero_()
-        policy.around.library.alike.zero_()
+        policy.similarity_gate.weight.zero_()
+        policy.similarity_gate.bias.zero_()
+        policy.context.encoded.similarity.zero_()
         return type_scores(policy, by_name(policy, ["fetch", "draw"]))
 
-    before = without_likeness(CATALOGUE)
-    after = without_likeness(CATALOGUE.added(TaskType(name="sing", description="sing a song")))
+    before = without_similarity(CATALOGUE)
+    after = without_similarity(CATALOGUE.added(TaskType(name="sing", description="sing a song")))
     close(after[:, [0, 1, 2, 3, 4, 5, 7]], before)
-    close(without_likeness(CATALOGUE.withdrawn("count")), before[:, [0, 1, 2, 4, 5, 6]])
+    close(without_similarity(CATALOGUE.withdrawn("count")), before[:, [0, 1, 2, 4, 5, 6]])
 
 
-def weigh_likeness(policy: PlanPolicy, *, familiar: float, strange: float) -> PlanPolicy:
-    """Likeness as a whole counts so much, whatever the draft."""
-    policy.alike_gate.weight.zero_()
-    policy.alike_gate.bias.zero_()
-    policy.alike_gate.bias[WHOLE], policy.alike_gate.bias[LIKENESS + 1 + WHOLE] = familiar, strange
+def weigh_similarity(policy: PlanPolicy, *, familiar: float, unfamiliar: float) -> PlanPolicy:
+    """Similarity as a whole counts so much, whatever the draft."""
+    policy.similarity_gate.weight.zero_()
+    policy.similarity_gate.bias.zero_()
+    policy.similarity_gate.bias[WHOLE], policy.similarity_gate.bias[SIMILARITIES + 1 + WHOLE] = familiar, unfamiliar
     return policy
 
 
-def test_likeness_counts_by_how_often_a_type_was_met() -> None:
+def test_similarity_weighs_by_how_often_a_type_was_in_the_training_data() -> None:
     new = CATALOGUE.added(TaskType(name="new", description="sing a song"))
 
-    def gained(*, familiar: float, strange: float) -> Tensor:
-        """What likeness adds to the scores, for each standard deviation of it."""
-        one, none = (weigh_likeness(make_policy(new), familiar=a, strange=b) for a, b in ((familiar, strange), (0, 0)))
+    def gained(*, familiar: float, unfamiliar: float) -> Tensor:
+        """What similarity adds to the scores, for each standard deviation of it."""
+        one, none = (
+            weigh_similarity(make_policy(new), familiar=a, unfamiliar=b) for a, b in ((familiar, unfamiliar), (0, 0))
+        )
         d = begin(one, [0, 1, 2])
         added = type_scores(one, d, t=0) - type_scores(none, d, t=0)
         assert not added[:, -1].any()  # stop resembles nothing
-        return (added[:, :-1] / one.around.library.alike[..., WHOLE]).mean(0)
+        return (added[:, :-1] / one.context.encoded.similarity[..., WHOLE]).mean(0)
 
-    met = torch.cat([POLICY.met, torch.zeros(1)])  # the new one never
-    close(gained(familiar=1, strange=0), met / (met + FAMILIAR))
-    close(gained(familiar=0, strange=1), FAMILIAR / (met + FAMILIAR))
+    type_counts = torch.cat([POLICY.type_counts, torch.zeros(1)])  # the new one never
+    close(gained(familiar=1, unfamiliar=0), type_counts / (type_counts + FAMILIAR))
+    close(gained(familiar=0, unfamiliar=1), FAMILIAR / (type_counts + FAMILIAR))
 
 
-def test_likeness_speaks_once_for_a_type() -> None:
-    one, none = (weigh_likeness(make_policy(), familiar=a, strange=a) for a in (1.0, 0.0))
+def test_similarity_adds_to_a_type_once() -> None:
+    one, none = (weigh_similarity(make_policy(), familiar=a, unfamiliar=a) for a in (1.0, 0.0))
     whole = by_name(one, ["fetch", "draw"])
     added = type_scores(one, whole) - type_scores(none, whole)
     used = whole["types"][0, :2]
@@ -438,8 +440,8 @@ def test_likeness_speaks_once_for_a_type() -> None:
 
 def test_types_are_met_as_often_as_they_stand_in_plans() -> None:
     policy = make_policy()
-    policy.meet(torch.tensor([[0, 2, -1], [2, 5, 2]]))
-    assert policy.met.tolist() == [1, 0, 3, 0, 0, 1]
+    policy.count_types(torch.tensor([[0, 2, -1], [2, 5, 2]]))
+    assert policy.type_counts.tolist() == [1, 0, 3, 0, 0, 1]
 
 
 def test_a_task_type_never_seen_is_known_by_its_description_alone() -> None:
@@ -498,20 +500,20 @@ def test_votes_of_similar_past_queries_speak_for_types_and_links() -> None:
     policy.vote_weight.copy_(torch.tensor([1.0, 1.0, 0.0, 0.0]))
     policy.link_vote.fill_(1.0)
     whole = by_name(policy, ["fetch", "translate"])
-    before = policy.teach(whole)
-    votes = policy.around.library.votes
-    pair = policy.around.pairs.tolist().index([0, 1])  # translate after fetch
+    before = policy.teacher_forced_scores(whole)
+    votes = policy.context.encoded.votes
+    pair = policy.context.pairs.tolist().index([0, 1])  # translate after fetch
     votes[:, 6 + pair] += 1
     link = MEMORY.links.tolist().index([0, 1])
-    votes[:, 6 + len(policy.around.pairs) + link] += 1
-    after = policy.teach(whole)
+    votes[:, 6 + len(policy.context.pairs) + link] += 1
+    after = policy.teacher_forced_scores(whole)
     change = (after.types - before.types)[0]
     assert change[1].tolist() == pytest.approx([0, 5, 0, 0, 0, 0, 0], abs=1e-3)
     assert change[0].abs().max() < 1e-3
     assert (after.links - before.links)[0, 1, 0] == pytest.approx(5, abs=1e-3)
     assert (after.links - before.links)[0, 0, 0].abs() < 1e-3
     votes[:, 4] += 1  # draw
-    change = (policy.teach(whole).types - after.types)[0, :3]
+    change = (policy.teacher_forced_scores(whole).types - after.types)[0, :3]
     assert change[:, 4].tolist() == pytest.approx([5, 5, 5], abs=1e-3)
     assert change[:, [0, 1, 2, 3, 5, 6]].abs().max() < 1e-3
 
@@ -521,11 +523,11 @@ def test_votes_of_similar_past_queries_speak_for_types_and_links() -> None:
 
 def test_the_company_of_longer_instructions_and_plans_changes_no_score() -> None:
     whole = by_name(POLICY, ["fetch", "draw", "mail", "count"])
-    whole["length"] = torch.tensor([4, 2, 3])  # as they grow, shorter ones stand beside longer ones
+    whole["length"] = torch.tensor([4, 2, 3])  # as they grow, shorter and longer ones are in one batch
     d = grown(POLICY, whole, 4)
     assert d["length"].tolist() == [4, 2, 3]
     kind = torch.tensor([0, 1, 2])
-    together, taught, values = scores(POLICY, d, kind), POLICY.teach(whole), POLICY.value(d)
+    together, forced, values = scores(POLICY, d, kind), POLICY.teacher_forced_scores(whole), POLICY.value(d)
     for row, text in enumerate(TEXTS):
         alone = make_policy(texts=[text])
         own, mine = (only(x, row) | {"instruction": torch.tensor([0])} for x in (d, whole))
@@ -533,8 +535,8 @@ def test_the_company_of_longer_instructions_and_plans_changes_no_score() -> None
             there = slice(None) if found.shape[1] != LIMITS.max_nodes else slice(int(own["length"]))  # earlier nodes
             close(found[:, there], expected[row : row + 1, there])
         close(alone.value(own), values[row : row + 1])
-        close(alone.teach(mine).links, taught.links[row : row + 1])
-        close(alone.teach(mine).workers, taught.workers[row : row + 1])
+        close(alone.teacher_forced_scores(mine).links, forced.links[row : row + 1])
+        close(alone.teacher_forced_scores(mine).workers, forced.workers[row : row + 1])
 
 
 def only(obs: Obs, row: int) -> Obs:
@@ -546,11 +548,11 @@ def test_imitating_hides_words_but_never_all_of_them() -> None:
     policy.train()
     for seed in range(5):
         torch.manual_seed(seed)
-        assert policy.teach(by_name(policy, ["fetch"])).types.isfinite().all()
-    one, two = (policy.teach(by_name(policy, ["fetch"])).types for _ in range(2))
+        assert policy.teacher_forced_scores(by_name(policy, ["fetch"])).types.isfinite().all()
+    one, two = (policy.teacher_forced_scores(by_name(policy, ["fetch"])).types for _ in range(2))
     assert not torch.equal(one, two)
     policy.train(False)
-    one, two = (policy.teach(by_name(policy, ["fetch"])).types for _ in range(2))
+    one, two = (policy.teacher_forced_scores(by_name(policy, ["fetch"])).types for _ in range(2))
     assert torch.equal(one, two)
 
 
@@ -568,7 +570,7 @@ def test_past_queries_speak_only_for_what_is_known_by_name() -> None:
         """(T + 1,) which scores the votes move."""
         reading = replace(policy.read(obs["instruction"]), named=named)
         silent = replace(reading, votes=torch.zeros_like(reading.votes))
-        found = [policy.type_scores(obs, policy.follow(obs, some))[0] for some in (reading, silent)]
+        found = [policy.type_scores(obs, policy.encode_drafts(obs, some))[0] for some in (reading, silent)]
         return (found[0] - found[1]).abs() > 1e-6
 
     every = torch.ones(policy.rules.types, dtype=torch.bool)
@@ -586,3 +588,8 @@ def test_a_type_whose_name_is_dropped_loses_its_votes_with_it() -> None:
     by_name = reading.pointers[:, policy.config.width :].abs().sum(1) > 0
     assert torch.equal(reading.named, by_name)
     assert 0 < by_name.sum() < len(by_name)
+
+
+def test_a_policy_that_moves_takes_its_context_along() -> None:
+    policy = make_policy()
+    assert policy.to("meta").context.encoded.mask.device.type == "meta"

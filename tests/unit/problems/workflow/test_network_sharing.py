@@ -16,16 +16,16 @@ from torch import Generator, Tensor
 from etude.learning.collect import Batch, Collector
 from etude.learning.ppo import PPO, PPOConfig
 from etude.problems.base import Action, Evaluation, Obs
-from etude.problems.workflow.attention import Block, Packing, turned, turns_of
+from etude.problems.workflow.attention import Block, Packing, rotary_angles, rotate
 from etude.problems.workflow.examples import Example
 from etude.problems.workflow.experts import expert_examples
 from etude.problems.workflow.grammar import Correction, Status
-from etude.problems.workflow.lesson import Reader
-from etude.problems.workflow.memory import remember
+from etude.problems.workflow.memory import fit_memory
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy, Reading, _continued
+from etude.problems.workflow.office.problem import PretrainedPlanner, WorkflowProblem, known_names
+from etude.problems.workflow.office.world import WorkflowConfig
 from etude.problems.workflow.plan import Limits
-from etude.problems.workflow.problem import Beginning, WorkflowProblem, names
-from etude.problems.workflow.world import WorkflowConfig
+from etude.problems.workflow.training_set import TextReader
 from etude.text.ngrams import NGramEncoder
 
 torch.set_num_threads(1)
@@ -36,19 +36,19 @@ ENCODER = NGramEncoder(32)
 def make_problem() -> WorkflowProblem:
     """Instructions of 6 to 70 words, with the experts' plans for them in its memory."""
     bare = WorkflowProblem(
-        reader=Reader(encoder=ENCODER),
+        reader=TextReader(encoder=ENCODER),
         config=WorkflowConfig(scenarios=60, held_out=0, limits=Limits(max_nodes=8, max_corrections=5)),
         planner=PlannerConfig(width=16, heads=2, layers=2),
     )
     past = [msgspec.convert(record, Example) for record in expert_examples(bare.scenarios)]
-    known = names(bare.scenarios)
-    memory, _ = remember(ENCODER, past, types=len(known.task_types))
-    return replace(bare, beginning=Beginning(known=known, weights=bare.policy().state_dict(), memory=memory))
+    known = known_names(bare.scenarios)
+    memory, _ = fit_memory(ENCODER, past, types=len(known.task_types))
+    return replace(bare, pretrained=PretrainedPlanner(known=known, weights=bare.policy().state_dict(), memory=memory))
 
 
 PROBLEM = make_problem()
-LENGTHS = PROBLEM.surroundings.library.mask.sum(1)
-LONGEST_LAST = LENGTHS.argsort()
+LENGTHS = PROBLEM.policy_context.encoded.mask.sum(1)
+BY_LENGTH = LENGTHS.argsort()
 
 
 def make_policy(seed: int = 0) -> PlanPolicy:
@@ -90,7 +90,7 @@ def test_experience_has_every_kind_of_decision(batch: Batch) -> None:
     taken = {c: int((failed & (batch.action["correction"] == c)).sum()) for c in Correction}
     assert min(taken.values()) >= 5
     replanned = (batch.obs["replans"] > 0) & ~failed
-    assert (batch.action["type"][replanned] < PROBLEM.surroundings.rules.types).any()
+    assert (batch.action["type"][replanned] < PROBLEM.policy_context.rules.types).any()
     assert (batch.obs["status"][replanned] == Status.DONE).any()
     assert batch.ended.sum() > ENVS
     assert batch.obs["length"].max() == 8
@@ -201,9 +201,9 @@ def rows_of(x: Tensor) -> Tensor:
 
 def unshared(policy: PlanPolicy, obs: Obs, action: Action) -> Evaluation:
     """As decisions are made: each row reads its instruction and its draft for itself, then adds its node."""
-    thread = policy.follow(obs, policy.read(obs["instruction"]))
-    _, log_prob, entropy = policy.decide(obs, thread, taken=action)
-    return Evaluation(log_prob=log_prob, entropy=entropy, value=policy._value(obs, thread))
+    state = policy.encode_drafts(obs, policy.read(obs["instruction"]))
+    _, log_prob, entropy = policy.decide(obs, state, taken=action)
+    return Evaluation(log_prob=log_prob, entropy=entropy, value=policy._value(obs, state))
 
 
 def gradients(policy: PlanPolicy, found: list[Evaluation]) -> dict[str, Tensor]:
@@ -239,7 +239,7 @@ def same_reading(found: Reading, expected: Reading) -> None:
     assert torch.equal(found.mask[:, :width], expected.mask[:, :width])
     assert not found.mask[:, width:].any()
     assert not expected.mask[:, width:].any()
-    for name in ("votes", "alike", "types", "pointers", "bias", "familiar", "mentioned", "places"):
+    for name in ("votes", "similarity", "types", "pointers", "bias", "familiar", "mentioned", "places"):
         close(getattr(found, name), getattr(expected, name))
     there = found.mask[:, :width]
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
@@ -250,18 +250,18 @@ def same_reading(found: Reading, expected: Reading) -> None:
 @torch.no_grad()
 def test_instructions_that_changed_are_read_and_the_others_remembered() -> None:
     policy, draws = make_policy(), Generator().manual_seed(1)
-    rows = LONGEST_LAST[torch.randint(0, 10, (16,), generator=draws)]  # short ones at first
+    rows = BY_LENGTH[torch.randint(0, 10, (16,), generator=draws)]  # short ones at first
     read: list[int] = []
     reads = policy.read
     policy.read = lambda rows: (read.append(len(rows)), reads(rows))[1]  # type: ignore[method-assign]
     for longest in (10, 30, 60, 60, 20):  # longer ones than before, then shorter ones again
-        same_reading(policy.recall(rows), reads(rows))
+        same_reading(policy.read_cached(rows), reads(rows))
         changes = torch.rand(16, generator=draws) < 0.3
-        rows = torch.where(changes, LONGEST_LAST[torch.randint(0, longest, (16,), generator=draws)], rows)
-    same_reading(policy.recall(rows), reads(rows))
-    same_reading(policy.recall(rows), reads(rows))
+        rows = torch.where(changes, BY_LENGTH[torch.randint(0, longest, (16,), generator=draws)], rows)
+    same_reading(policy.read_cached(rows), reads(rows))
+    same_reading(policy.read_cached(rows), reads(rows))
     fewer = rows[:7]
-    same_reading(policy.recall(fewer), reads(fewer))
+    same_reading(policy.read_cached(fewer), reads(fewer))
     assert all(count < 16 for count in read)
     assert len(read) <= 7  # not when nothing changed
 
@@ -269,25 +269,25 @@ def test_instructions_that_changed_are_read_and_the_others_remembered() -> None:
 @torch.no_grad()
 def test_what_is_remembered_of_one_row_is_not_moved_by_another() -> None:
     policy = make_policy()
-    rows = LONGEST_LAST[[0, 0, 59, 0]]
-    policy.recall(rows)
-    rows = LONGEST_LAST[[0, 59, 59, 1]]
-    same_reading(policy.recall(rows), policy.read(rows))
-    assert policy.recall(rows).mask.sum(1).tolist() == LENGTHS[rows].tolist()
+    rows = BY_LENGTH[[0, 0, 59, 0]]
+    policy.read_cached(rows)
+    rows = BY_LENGTH[[0, 59, 59, 1]]
+    same_reading(policy.read_cached(rows), policy.read(rows))
+    assert policy.read_cached(rows).mask.sum(1).tolist() == LENGTHS[rows].tolist()
 
 
-ROWS = LONGEST_LAST[[0, 20, 40, 59]]
+ROWS = BY_LENGTH[[0, 20, 40, 59]]
 
 
 @torch.no_grad()
-def test_other_weights_read_anew() -> None:
+def test_changed_weights_are_read_again() -> None:
     policy, other = make_policy(), make_policy(seed=1)
-    policy.recall(ROWS)
+    policy.read_cached(ROWS)
     policy.load_state_dict(other.state_dict())
-    same_reading(policy.recall(ROWS), other.read(ROWS))
+    same_reading(policy.read_cached(ROWS), other.read(ROWS))
     policy.text.bias[0].add_(2.0)
-    same_reading(policy.recall(ROWS), policy.read(ROWS))
-    assert not torch.allclose(policy.recall(ROWS).mentioned, other.recall(ROWS).mentioned, atol=1e-2)
+    same_reading(policy.read_cached(ROWS), policy.read(ROWS))
+    assert not torch.allclose(policy.read_cached(ROWS).mentioned, other.read_cached(ROWS).mentioned, atol=1e-2)
 
 
 def test_experience_after_an_update_is_evaluated_as_it_was_decided() -> None:
@@ -304,33 +304,35 @@ def test_experience_after_an_update_is_evaluated_as_it_was_decided() -> None:
 
 
 @torch.no_grad()
-def test_within_other_surroundings_it_reads_anew() -> None:
-    policy, around = make_policy(), PROBLEM.surroundings
-    policy.recall(ROWS)
-    library = around.library
-    turned = replace(library, **{name: getattr(library, name).flip(0) for name in ("tokens", "mask", "votes", "alike")})
-    policy.within(replace(around, library=turned))
-    same_reading(policy.recall(ROWS), policy.read(ROWS))
-    assert policy.recall(ROWS).mask.sum(1).tolist() == LENGTHS.flip(0)[ROWS].tolist()
-    policy.within(around)
-    same_reading(policy.recall(ROWS), policy.read(ROWS))
+def test_with_another_context_it_reads_again() -> None:
+    policy, context = make_policy(), PROBLEM.policy_context
+    policy.read_cached(ROWS)
+    encoded = context.encoded
+    rotate = replace(
+        encoded, **{name: getattr(encoded, name).flip(0) for name in ("tokens", "mask", "votes", "similarity")}
+    )
+    policy.with_context(replace(context, encoded=rotate))
+    same_reading(policy.read_cached(ROWS), policy.read(ROWS))
+    assert policy.read_cached(ROWS).mask.sum(1).tolist() == LENGTHS.flip(0)[ROWS].tolist()
+    policy.with_context(context)
+    same_reading(policy.read_cached(ROWS), policy.read(ROWS))
 
 
 @torch.no_grad()
-def test_within_surroundings_that_come_and_go_too() -> None:
-    policy, around = make_policy(), PROBLEM.surroundings
+def test_with_contexts_that_come_and_go_too() -> None:
+    policy, context = make_policy(), PROBLEM.policy_context
 
     def voting(extra: int) -> None:
-        policy.within(replace(around, library=replace(around.library, votes=around.library.votes + extra)))
+        policy.with_context(replace(context, encoded=replace(context.encoded, votes=context.encoded.votes + extra)))
 
     voting(0)
-    first = id(policy.around)
-    policy.recall(ROWS)
+    first = id(policy.context)
+    policy.read_cached(ROWS)
     for extra in range(1, 100):  # one of them is likely to stand where the first stood
         voting(extra)
-        if id(policy.around) == first:
+        if id(policy.context) == first:
             break
-    assert torch.equal(policy.recall(ROWS).votes, policy.around.library.votes[ROWS])
+    assert torch.equal(policy.read_cached(ROWS).votes, policy.context.encoded.votes[ROWS])
 
 
 @torch.no_grad()
@@ -338,48 +340,48 @@ def test_what_was_read_with_words_left_out_is_not_remembered() -> None:
     policy = make_policy()
     policy.config = replace(policy.config, word_dropout=0.5)
     policy.train()
-    policy.recall(ROWS)
+    policy.read_cached(ROWS)
     policy.train(False)
-    same_reading(policy.recall(ROWS), policy.read(ROWS))
+    same_reading(policy.read_cached(ROWS), policy.read(ROWS))
 
 
 def test_what_was_read_in_inference_mode_may_be_read_on_outside() -> None:
     policy = make_policy()
     with torch.inference_mode():
-        policy.recall(ROWS)
+        policy.read_cached(ROWS)
     with torch.no_grad():
         other = ROWS.roll(1)
-        same_reading(policy.recall(other), policy.read(other))
+        same_reading(policy.read_cached(other), policy.read(other))
 
 
 def test_with_gradients_nothing_is_remembered() -> None:
     policy = make_policy()
     with torch.no_grad():
-        policy.recall(ROWS)
+        policy.read_cached(ROWS)
     twice = torch.cat([ROWS, ROWS])
-    found = policy.recall(twice)
+    found = policy.read_cached(twice)
     same_reading(found, policy.read(twice))
     found.mentioned.sum().backward()
     assert policy.text.weight.grad is not None
 
 
 @torch.no_grad()
-def test_a_copy_decides_within_the_same_and_remembers_for_itself() -> None:
+def test_a_copy_shares_its_context_and_has_its_own_cache() -> None:
     policy = make_policy()
-    policy.recall(ROWS)
+    policy.read_cached(ROWS)
     copy = deepcopy(policy)
-    assert copy.around is policy.around
+    assert copy.context is policy.context
     copy.text.weight.mul_(2)
-    same_reading(copy.recall(ROWS), copy.read(ROWS))
-    same_reading(policy.recall(ROWS), make_policy().read(ROWS))
+    same_reading(copy.read_cached(ROWS), copy.read(ROWS))
+    same_reading(policy.read_cached(ROWS), make_policy().read(ROWS))
 
 
-def test_what_moves_a_policy_moves_what_it_decides_within() -> None:
+def test_a_policy_that_moves_moves_its_context() -> None:
     policy = make_policy()
-    assert policy.to("cpu").around is PROBLEM.surroundings
-    moved = policy.to("meta").around
-    assert {x.device.type for x in (moved.type_text, moved.library.mask, moved.rules.capable)} == {"meta"}
-    assert PROBLEM.surroundings.type_text.device.type == "cpu"
+    assert policy.to("cpu").context is PROBLEM.policy_context
+    moved = policy.to("meta").context
+    assert {x.device.type for x in (moved.type_text, moved.encoded.mask, moved.rules.capable)} == {"meta"}
+    assert PROBLEM.policy_context.type_text.device.type == "cpu"
 
 
 # Words without what fills them up
@@ -426,22 +428,26 @@ def test_words_attend_by_their_distance_wherever_they_stand(given: tuple[Tensor,
     x = torch.randn(len(words.place), 16)
 
     def read(place: Tensor) -> Tensor:
-        return block.read(x, words, mask[:, None, None], turns_of(place, 8))
+        return block.read(x, words, mask[:, None, None], rotary_angles(place, 8))
 
     close(read(words.place + shift), read(words.place))
     # A padded row alone gives its own part.
     for row, length in enumerate(mask.sum(1).tolist()):
         own, alone = words.index // mask.shape[1] == row, torch.ones((1, length), dtype=torch.bool)
         packed = Packing(alone)
-        close(block.read(x[own], packed, alone[:, None, None], turns_of(packed.place, 8)), read(words.place)[own])
+        close(block.read(x[own], packed, alone[:, None, None], rotary_angles(packed.place, 8)), read(words.place)[own])
 
 
 @torch.no_grad()
 def test_distance_does_matter() -> None:
     torch.manual_seed(0)
     x, place = torch.randn(1, 1, 8), torch.arange(20)
-    near = (turned(x, turns_of(torch.tensor([0]), 8)) * turned(x.expand(20, -1, -1), turns_of(place, 8))).sum((1, 2))
-    far = (turned(x, turns_of(torch.tensor([7]), 8)) * turned(x.expand(20, -1, -1), turns_of(place + 7, 8))).sum((1, 2))
+    near = (rotate(x, rotary_angles(torch.tensor([0]), 8)) * rotate(x.expand(20, -1, -1), rotary_angles(place, 8))).sum(
+        (1, 2)
+    )
+    far = (
+        rotate(x, rotary_angles(torch.tensor([7]), 8)) * rotate(x.expand(20, -1, -1), rotary_angles(place + 7, 8))
+    ).sum((1, 2))
     close(near, far)
     assert near[0] == pytest.approx(float((x * x).sum()), rel=1e-5)
     assert near.diff().abs().min() > 1e-3

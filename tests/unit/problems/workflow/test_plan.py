@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.contracts.errors import PlanError
-from etude.problems.workflow.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.plan import Limits, Node, Plan, in_order
+from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.plan import Limits, Node, Plan, topological_order
 
 CATALOGUE = Catalogue(
     task_types=(TaskType(name="write"), TaskType(name="check")),
@@ -97,9 +97,9 @@ def test_a_worker_is_refused_where_there_are_none() -> None:
 
 
 def test_side_by_side_takes_as_long_as_the_longest_chain() -> None:
-    beside = plan(*[("write", (), "model")] * 4)
+    parallel = plan(*[("write", (), "model")] * 4)
     chain = plan(*[("write", (i - 1,) if i else (), "model") for i in range(4)])
-    beside.check(CATALOGUE, Limits(max_time_ms=0.1))
+    parallel.check(CATALOGUE, Limits(max_time_ms=0.1))
     chain.check(CATALOGUE, Limits(max_time_ms=0.4))
     with pytest.raises(PlanError, match=r"takes 0\.4 ms"):
         chain.check(CATALOGUE, Limits(max_time_ms=0.399_999_9))
@@ -123,14 +123,14 @@ def test_any_dag_is_put_in_order(data: st.DataObject) -> None:
     dependencies: list[list[int]] = [[] for _ in range(n)]
     for before, after in pairs:
         dependencies[names[after]].append(names[before])
-    order = in_order(dependencies)
+    order = topological_order(dependencies)
     assert sorted(order) == list(range(n))
     assert all(order.index(j) < order.index(i) for i in range(n) for j in dependencies[i])
 
 
 def test_what_is_in_order_stays_so() -> None:
-    assert in_order([[], [0], [], [1, 2]]) == [0, 1, 2, 3]
-    assert in_order([[3], [0], [], []]) == [2, 3, 0, 1]
+    assert topological_order([[], [0], [], [1, 2]]) == [0, 1, 2, 3]
+    assert topological_order([[3], [0], [], []]) == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_what_is_in_order_stays_so() -> None:
 )
 def test_what_has_no_order_is_named(dependencies: list[list[int]], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        in_order(dependencies)
+        topological_order(dependencies)

@@ -1,4 +1,4 @@
-"""One workflow in plain Python beside the same workflow as the rules' tensors: they must not part."""
+"""One workflow in plain Python compared with the same workflow in the rules' tensors: they must agree."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Generator
 from etude.problems.base import Action, Obs
 from etude.problems.workflow.experts import random_choice
 from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules, Status
+from etude.problems.workflow.office.world import ErrorCategory
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.progress import Live, Progress, Step, to_draft
-from etude.problems.workflow.world import ErrorCategory
 from tests.crew import DRAFT, READ, REVIEW, SEND, A, B, catalogue, entry
 
 KNOWN = catalogue(
@@ -30,11 +30,11 @@ COUNTS = ("failed", "error", "corrections", "replans", "tried", "available", "pr
 
 
 class Walk:
-    """Random legal choices and random failures, in the tensors as the world has them and in a Progress beside."""
+    """Random legal choices and random failures, in the world's tensors and in a Progress."""
 
     def __init__(self, rules: Rules, seed: int) -> None:
         self.rules, self.random = rules, Random(seed)
-        self.luck, self.choose = Generator().manual_seed(seed), random_choice(rules)
+        self.rng, self.choose = Generator().manual_seed(seed), random_choice(rules)
         self.draft = rules.begin(1)
         self.progress = Progress(instruction="x")
         self.calls: list[float | None] = [w.quota for w in rules.catalogue.workers]
@@ -54,7 +54,7 @@ class Walk:
     def run(self) -> None:
         self._plan()
         while self._execute():
-            action = self.choose(self.draft, self.luck)
+            action = self.choose(self.draft, self.rng)
             self._amend(action)
             if Correction(int(action["correction"])) == Correction.ABORT:
                 return
@@ -65,7 +65,7 @@ class Walk:
         stopped = False
         while not stopped:
             self.compare()
-            action = self.choose(self.draft, self.luck)
+            action = self.choose(self.draft, self.rng)
             now_ms = float(self.draft["clock"])
             kind, worker = int(action["type"]), int(action["worker"])
             if kind < self.rules.types:
@@ -138,10 +138,10 @@ def test_a_workflow_in_python_is_the_same_in_tensors(seed: int, limits: Limits) 
 
 
 @settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 2**31), dearer=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=30))
-def test_whatever_it_really_cost_no_choice_breaks_a_limit(seed: int, dearer: list[float]) -> None:
+@given(seed=st.integers(0, 2**31), cost_ratios=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=30))
+def test_whatever_it_really_cost_no_choice_breaks_a_limit(seed: int, cost_ratios: list[float]) -> None:
     """What is given out fits into what is left, as far as anybody knows."""
-    rules, random, luck = Rules(KNOWN, TIGHT), Random(seed), Generator().manual_seed(seed)
+    rules, random, rng = Rules(KNOWN, TIGHT), Random(seed), Generator().manual_seed(seed)
     choose, progress, calls = random_choice(rules), Progress(instruction="x"), [w.quota for w in KNOWN.workers]
     now_ms = 0.0
 
@@ -161,7 +161,7 @@ def test_whatever_it_really_cost_no_choice_breaks_a_limit(seed: int, dearer: lis
 
     def plan() -> None:
         while True:
-            action = choose(fits(given=False), luck)
+            action = choose(fits(given=False), rng)
             if int(action["type"]) == rules.types:
                 return
             needs = [progress.steps[j] for j in action["links"][0].nonzero()[:, 0].tolist()]
@@ -171,7 +171,7 @@ def test_whatever_it_really_cost_no_choice_breaks_a_limit(seed: int, dearer: lis
             assert float(draft["finish"][0, progress.steps.index(step)]) <= 12_000.0 * (1 + 1e-9)
 
     plan()
-    for share in dearer * 2:
+    for share in cost_ratios * 2:
         ready = progress.ready()
         if not ready:
             break
@@ -184,7 +184,7 @@ def test_whatever_it_really_cost_no_choice_breaks_a_limit(seed: int, dearer: lis
         step.status = Status.DONE if random.random() < 0.5 else Status.FAILED
         if step.status == Status.FAILED:
             progress.fail(step, ErrorCategory.CAPABILITY, unable=True)
-            action = choose(fits(given=False), luck)
+            action = choose(fits(given=False), rng)
             correction = Correction(int(action["correction"]))
             progress.amend(
                 correction, live(), now_ms=now_ms, task_type=int(action["type"]), worker=int(action["worker"])

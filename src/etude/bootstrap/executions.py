@@ -1,0 +1,53 @@
+"""Wires execution logs: redaction before a line is written, and the list of logs that `forget` erases from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from etude.bootstrap.experience import config_here, open_store
+from etude.contracts.store import ExperienceStore
+from etude.contracts.trajectory import Trajectory, Turn
+from etude.experience.cleaning import make_cleaner, pseudonym
+
+LOGS = "execution_log"
+"""The kind of document for the folder of a log, by its path."""
+
+
+def log_redaction() -> Callable[[Trajectory], Trajectory]:
+    """A function that redacts the texts of a workflow's trajectory under the settings; the rest are ids and numbers."""
+    cleaner = make_cleaner(config_here())
+
+    def redact(trajectory: Trajectory) -> Trajectory:
+        outcome, user = trajectory.outcome, trajectory.user
+        results = [[turn.result, turn.error] for turn in trajectory.turns]
+        task, error, results = cleaner.value([trajectory.task, outcome.error, results])
+        turns = zip(trajectory.turns, results, strict=True)
+        return msgspec.structs.replace(
+            trajectory,
+            task=task,
+            outcome=msgspec.structs.replace(outcome, error=error),
+            turns=tuple(_with_result(turn, *texts) for turn, texts in turns),
+            user=user if user is None or cleaner.text(user) == user else pseudonym(user),
+        )
+
+    return redact
+
+
+def _with_result(turn: Turn, result: object, error: str | None) -> Turn:
+    return msgspec.structs.replace(turn, result=result, error=error)
+
+
+def register_log(folder: Path) -> None:
+    """Record a log that names users, so that `forget` erases from it."""
+    store = open_store()
+    try:
+        store.put(LOGS, str(folder.resolve()), b"")
+    finally:
+        store.close()
+
+
+def registered_logs(store: ExperienceStore) -> list[Path]:
+    return [Path(path) for path in store.documents(LOGS)]

@@ -1,0 +1,1 @@
+"""Commands that plan workflows and carry them out."""

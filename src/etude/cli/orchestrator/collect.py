@@ -1,0 +1,145 @@
+"""`etude collect`: carry out many workflows and log them, one line each, to learn from."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from etude.cli.display import console, print_json
+from etude.cli.orchestrator.execution_display import summary_tables
+from etude.cli.orchestrator.run import (
+    Strict,
+    Unredacted,
+    UserOption,
+    WorkersOption,
+    check_workers,
+    prepare_log,
+    warn,
+)
+from etude.contracts.errors import LogError
+from etude.orchestrator.executor import Orchestrator, Result
+from etude.orchestrator.log import ExecutionLog, read_log
+from etude.orchestrator.metrics import Tally
+from etude.orchestrator.record import Execution
+from etude.orchestrator.virtual_time import run_virtually
+from etude.orchestrator.workplace import Workplace, instructions_for, make_decider, make_workplace, settings_of
+
+STEPS = 10
+"""Number of progress lines without a terminal."""
+
+
+def collect(
+    num_executions: Annotated[int, typer.Option(min=1, help="Number of workflows to carry out.")] = 200,
+    out: Annotated[Path, typer.Option(help="Folder of the log.")] = Path("execution_logs"),
+    workers: WorkersOption = None,
+    policy: Annotated[
+        str, typer.Option(help="Policy that decides: a run of `etude train workflow`, or rules, retry, random.")
+    ] = "rules",
+    instructions: Annotated[
+        Path | None, typer.Option(help="File of instructions, one per line.", show_default="made up from the catalogue")
+    ] = None,
+    explore: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of decisions made at random; a run samples as in training.")
+    ] = 0.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of workflows at a time.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of instructions and random decisions.")] = 0,
+    user: UserOption = None,
+    unredacted: Unredacted = False,
+    strict: Strict = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+) -> None:
+    """Carry out many workflows and log what happened, redacted. If it was interrupted, the same command resumes."""
+    screen = console(stderr=as_json)
+    with screen.status("reading workers and instructions"):
+        place = make_workplace(workers, settings=settings_of(policy), seed=seed)
+        decider = make_decider(policy, place, explore=explore)
+        asked = instructions_for(place, num_executions, file=instructions, seed=seed)
+    redact = prepare_log(out, user, unredacted=unredacted)
+    with ExecutionLog(out, place.crew.catalogue, redact=redact) as log:
+        there = logged_numbers(out, decider.version)
+        waiting = [(i, text) for i, text in enumerate(asked) if i not in there]
+        _announce(out, len(asked), len(waiting), decider.version, place, screen)
+        orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
+        try:
+            carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict)
+        except KeyboardInterrupt:
+            screen.print("interrupted; what was under way is in the log. The same command resumes:", soft_wrap=True)
+            screen.print(f"  {escape(shlex.join(['etude', *sys.argv[1:]]))}", soft_wrap=True)
+            raise typer.Exit(130) from None
+    tally = Tally(place.crew.catalogue)
+    for execution in read_log(out):
+        if isinstance(execution, Execution) and execution.ended != "cancelled":
+            tally.add(execution)
+    summary = tally.summary()
+    if as_json:
+        print_json(summary.to_json())
+    for part in summary_tables(summary):
+        screen.print(part)
+    screen.print(f"\nnext: etude prepare --logs {escape(str(out))} --out training_data.json", soft_wrap=True)
+
+
+def logged_numbers(folder: Path, version: str) -> set[int]:
+    """The workflows of a collection that are in its log; LogError where another policy decided about them."""
+    lines = read_log(folder) if any(folder.glob("*.jsonl")) else ()
+    there = [e for e in lines if isinstance(e, Execution) and e.number is not None and e.ended != "cancelled"]
+    others = sorted({execution.policy for execution in there} - {version})
+    if others:
+        raise LogError(
+            f"{folder}: holds {len(there):,} workflows decided by {', '.join(map(repr, others))}, not by {version!r}: "
+            "log this policy's in another folder"
+        )
+    return {execution.number for execution in there if execution.number is not None}
+
+
+def _announce(out: Path, asked: int, waiting: int, version: str, place: Workplace, screen: Console) -> None:
+    there = asked - waiting
+    what = f"carrying out {asked:,} workflows" if not there else f"{there:,} of {asked:,} workflows are in the log"
+    if there:
+        what += f", carrying out the other {waiting:,}" if waiting else ", nothing is left to carry out"
+    workers = "simulated workers" if place.is_simulated else f"{len(place.crew.members)} workers"
+    screen.print(f"{escape(str(out))}: {what}, decided by {escape(version)}, on {workers}", soft_wrap=True)
+
+
+def carry_out_all(
+    orchestrator: Orchestrator,
+    place: Workplace,
+    waiting: list[tuple[int, str]],
+    concurrency: int,
+    screen: Console,
+    *,
+    user: str | None = None,
+    strict: bool = False,
+) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+
+    async def all_of_them() -> None:
+        refused: list[Result] = []
+        try:
+            await check_workers(place, strict=strict)
+            done, successes = 0, 0
+            results = orchestrator.stream(waiting, concurrency=concurrency, user=user)
+            with Progress(*columns, *times, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+                task = bar.add_task("success –", total=len(waiting))
+                async with aclosing(results):
+                    async for result in results:
+                        refused += [result] if result.refused else []
+                        done, successes = done + 1, successes + result.success
+                        bar.update(task, completed=done, description=f"success {successes / done:.0%}")
+                        if not screen.is_terminal and done % max(1, len(waiting) // STEPS) == 0:
+                            screen.print(f"{done:,} of {len(waiting):,} workflows, success {successes / done:.1%}")
+        finally:
+            await orchestrator.close()
+        if refused:
+            warn(f"{len(refused):,} workflows were refused and are not logged: {refused[0].error}")
+
+    run_virtually(all_of_them()) if place.is_simulated else asyncio.run(all_of_them())

@@ -1,0 +1,1 @@
+"""Files as every room may read and write them; imports contracts alone."""

@@ -1,0 +1,469 @@
+"""One workflow in progress: it is planned, its subtasks run as soon as possible, and failures are corrected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol, TypeVar
+from uuid import uuid4
+from zlib import crc32
+
+import msgspec
+
+from etude.contracts.decision import DecisionRequest, LoggedDecision
+from etude.contracts.errors import EtudeError, WorkersError
+from etude.contracts.ports import Decider, Verifier
+from etude.contracts.reward import ExecutionReward
+from etude.contracts.trajectory import Outcome, Trajectory
+from etude.contracts.work import Fault, Input, Subtask, Verdict, WorkerError
+from etude.orchestrator.attempts import Attempts, End, Try, max_usd_to_ask
+from etude.orchestrator.corrections import CATEGORY, is_beyond
+from etude.orchestrator.crew import TIMEOUT_S, Crew
+from etude.orchestrator.record import correction_of
+from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.decide import named
+from etude.problems.workflow.decisions import PROBLEM, Choice
+from etude.problems.workflow.grammar import Correction, Status
+from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.progress import Live, Progress, Step, to_state
+
+MARGIN_MS, EACH_MS = 20.0, 1.0
+"""Time reserved before a deadline: to end in time, and per other running workflow, which may cause a delay."""
+TICK_S = 1e-6
+"""Seconds by which a timer may be early."""
+WORKFLOW = "workflow"
+"""Task type of the subtask for a judge."""
+MAX_ERROR_CHARS = 1000
+SEEDS = 1_000_003
+"""Distance between the seeds of two workflows; the seeds of its decisions are in between."""
+HUMAN = "human"
+"""The policy of a decision that a person made."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """The question to a person when the policy would abort."""
+
+    instruction: str
+    task_type: str
+    worker: str
+    fault: Fault
+    message: str
+    options: tuple[Correction, ...]  # corrections that need no further choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """An event of a workflow: planned, started, done, failed, corrected, ended."""
+
+    kind: str
+    workflow: str
+    progress: Progress
+    at_ms: float
+    step: Step | None = None
+    fault: Fault | None = None
+    message: str = ""
+    choice: Choice | None = None
+
+
+class PlanDecider(Decider, Protocol):
+    """A decider for workflows, with its task types, workers and limits."""
+
+    @property
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def limits(self) -> Limits: ...
+
+
+class Log(Protocol):
+    """Stores trajectories."""
+
+    def append(self, trajectory: Trajectory) -> None: ...
+
+
+Human = Callable[[Question], Awaitable[Correction | None]]
+"""Asks a person; None leaves the decision to the policy."""
+Watch = Callable[[Event], None]
+
+
+class Shared(Protocol):
+    """What the workflows of an orchestrator share."""
+
+    decider: PlanDecider
+    crew: Crew
+    limits: Limits
+    catalogue_id: str
+    log: Log | None
+    human: Human | None
+    watch: Watch | None
+    seed: int
+    left_behind: set[asyncio.Task[Any]]  # cancelled attempts that have not ended
+    under_way: int  # workflows
+
+    def deciding(self) -> asyncio.Lock:
+        """The lock of the workflow that decides."""
+
+
+@dataclass(eq=False)
+class Flow:
+    at: Shared
+    instruction: str
+    given: Plan | None
+    number: int | None
+    user: str | None
+    id: str = field(default_factory=lambda: uuid4().hex)
+    decisions: list[LoggedDecision] = field(default_factory=list)
+    corrected: dict[int, Step] = field(default_factory=dict)  # by decision: the step that had failed
+    first: Nodes | None = None  # the plan as it was first made
+    ended: Literal["done", "failed", "aborted", "cancelled", "deadline"] = "done"
+    error: str = ""
+    refused: bool = False  # before the first attempt, since workers cannot be reached
+    requests: int = 0  # decisions asked for
+    logged_live: Any = None  # the workers' numbers as they were last logged
+
+    async def run(self) -> tuple[Trajectory, Any]:
+        """Carry out the workflow; return its trajectory, logged unless it was refused, and its output."""
+        self.loop, self.time = asyncio.get_running_loop(), _to_the_millisecond(datetime.now(UTC))
+        self.progress, limit_ms = Progress(instruction=self.instruction), self.at.limits.max_time_ms
+        self.attempts = attempts = Attempts(
+            workflow=self.id,
+            instruction=self.instruction,
+            progress=self.progress,
+            crew=self.at.crew,
+            limits=self.at.limits,
+            loop=self.loop,
+            began_s=self.loop.time(),
+            left_behind=self.at.left_behind,
+            notify=self._notify,
+        )
+        self.at.under_way += 1
+        attempts.deadline_s = None if limit_ms is None else self._deadline_s(limit_ms)
+        self.alarm = None if limit_ms is None else self.loop.call_later(limit_ms / 2000, self._set_alarm, limit_ms)
+        self.at.crew.begin(self.id, self.instruction)
+        try:
+            await self._plan()
+            await self._carry_out()
+            attempts.stop()
+            success = await self._judge()
+        except EtudeError as error:  # no plan can be made
+            self.ended, self.error, success = "failed", str(error), False
+            self.refused = isinstance(error, WorkersError)
+        except BaseException as error:
+            self.ended, self.error = "failed", f"{type(error).__name__}: {error}"
+            if isinstance(error, asyncio.CancelledError):
+                self.ended, self.error = "cancelled", "cancelled while it was carried out"
+            attempts.stop()
+            self._record(success=False)
+            raise
+        finally:
+            attempts.stop()
+            self.at.under_way -= 1
+            if self.alarm is not None:
+                self.alarm.cancel()
+            self.at.crew.end(self.id)
+        return self._record(success=success), self._output()
+
+    def _deadline_s(self, limit_ms: float) -> float:
+        margin_ms = MARGIN_MS + EACH_MS * (self.at.under_way - 1)
+        return self.attempts.began_s + max(limit_ms - margin_ms, limit_ms * 0.9) / 1000
+
+    def _set_alarm(self, limit_ms: float) -> None:
+        """Set the alarm before the deadline, and again half-way, when the number of other workflows is known better."""
+        self.attempts.deadline_s = self._deadline_s(limit_ms)
+        self.alarm = self.loop.call_at(self.attempts.deadline_s, self.attempts.woken.set)
+
+    async def _plan(self) -> None:
+        crew = self.at.crew
+        if self.given is None or not self.instruction.strip():  # which the policy refuses
+            await self._take_turn()
+            live = self._live()
+            if crew.unreachable:
+                self._check_reachable(live)
+            self._add_steps(self._decide(live), live, at_ms=0.0)
+        else:
+            self.given.check(crew.catalogue, self.at.limits)
+            lay_down(self.given, self.progress, crew)
+            crew.check_reachable(step.task_type for step in self.progress.steps)
+        self.first = planned_nodes(self.progress.steps)
+        self._notify("planned")
+
+    def _check_reachable(self, live: Sequence[Live]) -> None:
+        """WorkersError if the plan needs a task type that no reachable worker can do."""
+        everybody = [worker._replace(available=True) for worker in live]
+        planned = self._request(everybody)
+        self.at.crew.check_reachable(
+            decision.action["task_type"] for decision in planned if "task_type" in decision.action
+        )
+
+    async def _take_turn(self) -> None:
+        """Wait for the turn to decide, until the deadline at most. Between decisions the event loop handles other work.
+
+        Otherwise, while many workflows decide in sequence, answers would wait unread and deadlines would pass.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self.attempts.deadline_s):
+                await self.at.deciding().acquire()
+                self.loop.call_soon(self.at.deciding().release)
+
+    def _decide(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+        """The policy's decision. Live numbers are logged if they changed since the previous decision."""
+        first, *others = self._request(live)
+        context = dict(first.context or {})
+        if context.get("live") == self.logged_live:
+            context.pop("live", None)
+        self.logged_live = context.get("live", self.logged_live)
+        logged = [msgspec.structs.replace(first, context=context or None), *others]
+        self.decisions += logged
+        return logged
+
+    def _request(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+        progress = self.progress
+        base = crc32(self.id.encode()) if self.number is None else self.number
+        request = DecisionRequest(
+            context={"instruction": self.instruction, "live": live},
+            state=to_state(progress) if progress.steps or progress.replans else None,
+            at_ms=self.attempts.now_ms() if self.first is not None else 0.0,
+            seed=SEEDS * (self.at.seed + base) + self.requests,
+        )
+        self.requests += 1
+        return self.at.decider.decide(request).logged
+
+    def _add_steps(self, planned: Sequence[LoggedDecision], live: Sequence[Live], at_ms: float) -> None:
+        for decision in planned:
+            choice = msgspec.convert(decision.action, Choice)
+            if choice.task_type is not None:
+                assert choice.worker is not None
+                needs = [self.progress.steps[j] for j in choice.dependencies or ()]
+                self.progress.add(choice.task_type, needs, choice.worker, live[choice.worker], at_ms)
+
+    async def _carry_out(self) -> None:
+        """Start, settle and correct attempts until there is nothing left to do."""
+        attempts = self.attempts
+        while True:
+            attempts.settle()
+            ready = self.progress.ready()
+            if not (ready or attempts.failures or attempts.running) or self._is_late():
+                return
+            for step in ready:
+                attempts.begin(step)
+            if attempts.finished:  # refused at once
+                continue
+            if attempts.failures:
+                await self._take_turn()
+                if self._is_late() or not await self._correct(*attempts.failures.popleft()):
+                    return
+            else:
+                await attempts.wait()
+
+    def _is_late(self) -> bool:
+        """Whether the time is used up; then the workflow ends with `deadline`."""
+        if self.attempts.deadline_s is None or self.loop.time() < self.attempts.deadline_s - TICK_S:
+            return False
+        self.ended, self.error = "deadline", f"its time, {self.at.limits.max_time_ms:g} ms, is used up"
+        return True
+
+    async def _correct(self, this: Try, end: End) -> bool:
+        """Correct a failed step as the policy decides; False if that ends the workflow."""
+        assert end.fault is not None
+        step, progress, live = this.step, self.progress, self._live()
+        progress.fail(step, CATEGORY[end.fault], unable=is_beyond(end.fault))
+        (decision,) = self._decide(live)
+        self.corrected[len(self.decisions) - 1] = step
+        if correction_of(decision) == named(Correction.ABORT):
+            self.decisions[-1] = decision = await self._ask(decision, this, end)
+        choice = msgspec.convert(decision.action, Choice)
+        assert choice.correction is not None
+        correction = Correction[choice.correction.upper()]
+        self._notify("corrected", step, choice=choice)
+        if correction == Correction.REPLAN:
+            await self._drain()
+            await self._take_turn()
+            if self._is_late():
+                return False
+            live = self._live()
+        progress.amend(
+            correction,
+            live,
+            now_ms=self.attempts.now_ms(),
+            task_type=-1 if choice.task_type is None else choice.task_type,
+            worker=-1 if choice.worker is None else choice.worker,
+        )
+        if correction == Correction.REPLAN:
+            self.attempts.failures.clear()
+            planned = self._decide(live)
+            self._add_steps(planned, live, planned[0].at_ms)
+            self._notify("planned")
+        if correction == Correction.ABORT:
+            task_type = self.at.crew.catalogue.task_types[step.task_type].name
+            self.ended, self.error = "aborted", f"{task_type}: {end.message} ({end.fault})"
+        return correction != Correction.ABORT
+
+    async def _drain(self) -> None:
+        """Wait for the running attempts and keep their results."""
+        while self.attempts.running:
+            self.attempts.settle()
+            if self._is_late():
+                return
+            if self.attempts.running:
+                await self.attempts.wait()
+
+    async def _ask(self, decision: LoggedDecision, this: Try, end: End) -> LoggedDecision:
+        """A person's decision in place of the policy's, if a person is asked and answers."""
+        free = (Correction.RETRY, Correction.REPLAN, Correction.SKIP, Correction.ABORT)
+        options = tuple(c for c in free if named(c) in decision.eligible["corrections"])
+        if self.at.human is None or options == (Correction.ABORT,):
+            return decision
+        question = Question(
+            instruction=self.instruction,
+            task_type=self.at.crew.catalogue.task_types[this.step.task_type].name,
+            worker=this.member.entry.name,
+            fault=end.fault or Fault.UNKNOWN,
+            message=end.message,
+            options=options,
+        )
+        limit_s = None if self.attempts.deadline_s is None else self.attempts.time_for(float("inf"))
+        answer = await self._in_time(_awaited(self.at.human(question)), limit_s)
+        if answer is None or answer not in options:
+            return decision
+        action = {"correction": named(answer)}
+        return msgspec.structs.replace(decision, action=action, propensity=None, policy=HUMAN)
+
+    async def _judge(self) -> bool:
+        """Whether the workflow succeeded: as the judge says, or without a judge, if every subtask is done."""
+        steps, judge, types = self.progress.steps, self.at.crew.judge, self.at.crew.catalogue.task_types
+        if judge is None:
+            left = [f"{types[s.task_type].name} was {s.status.name.lower()}" for s in steps if s.status != Status.DONE]
+            self.error = self.error or ", ".join(left)
+            return self.ended == "done" and not left
+        made = [Input(task_type=types[s.task_type].name, output=s.output) for s in steps if s.status == Status.DONE]
+        limit_s = self.attempts.time_for(TIMEOUT_S)
+        subtask = Subtask(
+            workflow=self.id,
+            node=-1,
+            attempt=1,
+            instruction=self.instruction,
+            task_type=WORKFLOW,
+            inputs=tuple(made),
+            timeout_s=limit_s,
+        )
+        verdict: Verdict | None
+        if refusal := self.attempts.over_budget(max_usd_to_ask(judge, subtask, self._output())):
+            verdict = Verdict(ok=False, reason=f"the judge could not be asked: {refusal}")
+        else:
+            verdict = await self._in_time(_judged(judge, subtask, self._output()), limit_s)
+        if verdict is None:
+            verdict = Verdict(ok=False, reason=f"the judge could not be asked: no answer within {limit_s:g} s")
+        self.attempts.judge_usd += verdict.cost_usd
+        if not verdict.ok and not self.error:
+            self.error = verdict.reason
+        return verdict.ok
+
+    async def _in_time(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T | None:
+        """The result of a coroutine; None if it does not end in time, then it is cancelled."""
+        task = self.loop.create_task(work)
+        try:
+            await asyncio.wait({task}, timeout=limit_s)
+        finally:
+            self.attempts.leave(task)
+        return task.result() if task.done() else None
+
+    def _live(self) -> tuple[Live, ...]:
+        return self.at.crew.live(self.id, now_s=self.loop.time())
+
+    def _output(self) -> Any:
+        """The output of the last step, or outputs by number if several steps are last."""
+        steps = self.progress.steps
+        followed = {id(before) for step in steps if step.status == Status.DONE for before in step.dependencies}
+        last = {i: s.output for i, s in enumerate(steps) if s.status == Status.DONE and id(s) not in followed}
+        return next(iter(last.values())) if len(last) == 1 else last
+
+    def _notify(self, kind: str, step: Step | None = None, **more: Any) -> None:
+        if self.at.watch is not None:
+            at_ms = self.attempts.now_ms()
+            self.at.watch(Event(kind=kind, workflow=self.id, progress=self.progress, at_ms=at_ms, step=step, **more))
+
+    def _record(self, *, success: bool) -> Trajectory:
+        progress, crew = self.progress, self.at.crew
+        done = sum(step.status == Status.DONE for step in progress.steps)
+        outcome = Outcome(
+            success=success,
+            ended=self.ended,
+            error=self.error[:MAX_ERROR_CHARS] or None,
+            cost_usd=progress.spent_usd + self.attempts.judge_usd,
+            latency_ms=self.attempts.now_ms(),
+            subtasks=len(progress.steps),
+            subtasks_done=done,
+        )
+        known: dict[str, Any] = {
+            "catalogue": self.at.catalogue_id,
+            "execution_reward": ExecutionReward()(outcome),
+            "plan": self.first,
+            "nodes": final_nodes(progress),
+        }
+        if self.number is not None:
+            known["number"] = self.number
+        if broken := violations(progress, outcome, self.at.limits, crew):
+            known["violations"] = broken
+        trajectory = Trajectory(
+            id=self.id,
+            time=self.time,
+            task=self.instruction,
+            problem=PROBLEM,
+            policy=self.at.decider.version,
+            user=self.user,
+            decisions=self._numbered(),
+            turns=turns(progress, crew.catalogue),
+            outcome=outcome,
+            metadata=known,
+        )
+        if self.at.log is not None and not self.refused:
+            self.at.log.append(trajectory)
+        self._notify("ended", message=self.ended)
+        return trajectory
+
+    def _numbered(self) -> tuple[LoggedDecision, ...]:
+        """Decisions with the failed step renumbered as in the record, since a replan may have moved it."""
+        place = {id(step): i for i, step in enumerate((*self.progress.steps, *self.progress.dropped))}
+        numbered = {
+            k: msgspec.structs.replace(
+                self.decisions[k], context=(self.decisions[k].context or {}) | {"failed": place[id(step)]}
+            )
+            for k, step in self.corrected.items()
+        }
+        return tuple(numbered.get(k, decision) for k, decision in enumerate(self.decisions))
+
+
+def _to_the_millisecond(time: datetime) -> datetime:
+    """The time, rounded as in a line of the log."""
+    return time.replace(microsecond=time.microsecond // 1000 * 1000)
+
+
+async def _awaited(answer: Awaitable[T]) -> T:
+    return await answer
+
+
+async def _judged(judge: Verifier, subtask: Subtask, output: Any) -> Verdict:
+    """The verdict of a judge; a failing judge counts as a no."""
+    try:
+        return await judge(subtask, output)
+    except (Exception, asyncio.CancelledError) as error:
+        why = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
+        usd = (error.cost_usd or 0.0) if isinstance(error, WorkerError) else 0.0
+        return Verdict(ok=False, reason=f"the judge could not be asked: {why}", cost_usd=usd)
+
+
+def lay_down(plan: Plan, progress: Progress, crew: Crew) -> None:
+    """Set a given plan as the steps of a workflow."""
+    types = {t.name: i for i, t in enumerate(crew.catalogue.task_types)}
+    workers = {w.name: i for i, w in enumerate(crew.catalogue.workers)}
+    for node in plan.nodes:
+        assert node.worker is not None  # `Plan.check` ensures it
+        member = crew.members[workers[node.worker]]
+        live = Live(member.usd, member.latency_ms, member.success, True, member.calls)
+        needs = [progress.steps[j] for j in node.dependencies]
+        progress.add(types[node.task_type], needs, workers[node.worker], live, 0.0)

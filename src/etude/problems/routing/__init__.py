@@ -1,0 +1,1 @@
+"""Who answers which query: a router fitted to recorded outcomes."""

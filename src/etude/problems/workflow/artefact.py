@@ -1,0 +1,106 @@
+"""Planners as artefacts: weights, the memory of past queries and the catalogue, and back to a planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from etude.contracts.errors import CheckpointError
+from etude.learning.artefact import Artefact, load_weights
+from etude.learning.checkpoint import under
+from etude.learning.run import PolicyParts
+from etude.learning.run_folder import find_policy
+from etude.learning.settings import read_own
+from etude.problems.catalogue import Catalogue, parse_catalogue
+from etude.problems.workflow import SPEC
+from etude.problems.workflow.encode import KnownNames
+from etude.problems.workflow.memory import Memory
+from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.office.problem import PretrainedPlanner
+from etude.problems.workflow.planner import Planner
+from etude.problems.workflow.settings import WorkflowSettings
+from etude.problems.workflow.training_set import TextReader
+from etude.text.encoders import make_encoder
+
+CATALOGUE = "catalogue.json"
+
+
+def make_reader(config: PlannerConfig) -> TextReader:
+    if config.encoder == "minilm":
+        from etude.text.minilm import MiniLM, tokenise
+
+        return TextReader(encoder=make_encoder("minilm"), tokenise=tokenise, network=MiniLM.pretrained)
+    return TextReader(encoder=make_encoder(config.encoder.removesuffix("-frozen")))
+
+
+def make_plan_policy(own: WorkflowSettings, known: KnownNames, reader: TextReader) -> PlanPolicy:
+    return PlanPolicy(
+        own.planner,
+        text_width=reader.encoder.width,
+        known_types=len(known.task_types),
+        known_workers=len(known.workers),
+        nodes=own.limits.max_nodes,
+        reader=reader.network and reader.network(own.planner.dropout),
+    )
+
+
+def planner_parts(catalogue: Catalogue, known: KnownNames, memory: Mapping[str, Tensor] | None = None) -> PolicyParts:
+    """What a planner's artefact holds besides its weights; a learner that fits a memory adds that itself."""
+    return PolicyParts(
+        tensors={f"memory.{name}": value for name, value in (memory or {}).items()},
+        files={CATALOGUE: msgspec.json.format(msgspec.json.encode(catalogue), indent=1)},
+        details={"task_types": list(known.task_types), "workers": list(known.workers)},
+    )
+
+
+def read_pretrained(artefact: Artefact) -> tuple[PretrainedPlanner, WorkflowSettings]:
+    """What a planner has learned, for a run that continues from it, and its settings."""
+    manifest = artefact.manifest
+    if manifest.problem != SPEC.name or "task_types" not in manifest.details:
+        raise CheckpointError(
+            f"{artefact.path} is a policy of {manifest.problem!r} that does not plan: give a run of "
+            f"`etude train {SPEC.name}`"
+        )
+    tensors = artefact.tensors()
+    known = KnownNames(task_types=tuple(manifest.details["task_types"]), workers=tuple(manifest.details["workers"]))
+    return (
+        PretrainedPlanner(
+            known=known,
+            weights=under("policy.", tensors),
+            memory=Memory.from_state(under("memory.", tensors), types=len(known.task_types)),
+            step=manifest.step,
+        ),
+        read_own(WorkflowSettings, manifest.settings, source=artefact.path),
+    )
+
+
+def read_catalogue_of(artefact: Artefact) -> Catalogue:
+    """The task types and workers that a planner was trained with."""
+    return parse_catalogue(artefact.file(CATALOGUE), source=artefact.path / CATALOGUE)
+
+
+def load(artefact: Artefact) -> Planner:
+    """The planner of an artefact, with the catalogue it was trained on."""
+    pretrained, own = read_pretrained(artefact)
+    reader = make_reader(own.planner)
+    policy = make_plan_policy(own, pretrained.known, reader)
+    load_weights(policy, artefact)
+    return Planner(
+        policy.eval(),
+        reader=reader,
+        known=pretrained.known,
+        memory=pretrained.memory,
+        catalogue=read_catalogue_of(artefact),
+        limits=own.limits,
+        beam=own.training.phase1_supervised.beam,
+        step=pretrained.step,
+        version=artefact.version,
+    )
+
+
+def load_planner(path: Path) -> Planner:
+    """The planner of a run, or of an artefact."""
+    return load(find_policy(path))

@@ -1,0 +1,1 @@
+"""A simulated office: instructions with known best plans, workers with hidden skills."""

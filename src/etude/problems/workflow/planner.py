@@ -1,0 +1,124 @@
+"""A trained planner behind text: an instruction in, a checked plan out, under one catalogue and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Generator
+
+from etude.contracts.decision import Decision, DecisionRequest
+from etude.contracts.errors import PlanError
+from etude.contracts.policy import SAMPLED
+from etude.learning.compute import one_thread
+from etude.problems.base import Action, Obs
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.decide import Chooser, WorkflowDecider
+from etude.problems.workflow.decisions import PROBLEM
+from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily
+from etude.problems.workflow.encode import KnownNames, PolicyContext, encode_instructions, make_policy_context
+from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.memory import Memory
+from etude.problems.workflow.network import PlanPolicy
+from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.similarity import SimilarityEncoder
+from etude.problems.workflow.training_set import TextReader
+
+MAX_INSTRUCTION_CHARS = 20_000
+"""What is read of an instruction; networks read its first hundred tokens, the memory all of these characters."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """Plans as it learned to. Whatever the instruction, the plan is one of the catalogue, within the limits.
+
+    It is a `contracts.ports.Decider`, and nothing changes it: `under` gives another with the same weights.
+    """
+
+    policy: PlanPolicy
+    _: KW_ONLY
+    reader: TextReader
+    known: KnownNames
+    memory: Memory
+    catalogue: Catalogue
+    """The task types and workers to decide among; it may have ones that the network was not trained with."""
+    limits: Limits
+    beam: int = 5
+    step: int = 0
+    version: str = ""
+    problem: str = field(default=PROBLEM, init=False)
+    _similarity: SimilarityEncoder = field(init=False, repr=False)
+    _context: PolicyContext = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        encoder, similarity = self.reader.encoder, SimilarityEncoder(self.reader.encoder, self.catalogue.task_types)
+        nothing = encode_instructions(encoder, [""], self.memory.votes(encoder, [""]), similarity([""]))
+        context = make_policy_context(encoder, self.catalogue, self.limits, self.known, self.memory, nothing)
+        object.__setattr__(self, "_similarity", similarity)
+        object.__setattr__(self, "_context", context)
+
+    def under(self, catalogue: Catalogue | None = None, limits: Limits | None = None) -> Planner:
+        """The same weights with other task types, workers or limits, as far as the network has nodes for them."""
+        limits = limits or self.limits
+        limits = replace(limits, max_nodes=min(limits.max_nodes, self.policy.nodes))
+        return replace(self, catalogue=catalogue or self.catalogue, limits=limits)
+
+    def plan(self, instruction: str) -> Plan:
+        """The plan for one instruction; PlanError when there is nothing to plan from."""
+        policy = self._reading([instruction])
+        with one_thread(only=True):
+            return plan_by_beam(policy, empty_drafts(policy.context), instruction, beam=self.beam)
+
+    def plans(self, instructions: Sequence[str]) -> list[Plan]:
+        """Plans for many, by the most probable choice at each step: quicker, and a little less often right."""
+        policy = self._reading(instructions)
+        return plan_greedily(policy, empty_drafts(policy.context), instructions)
+
+    def decide(self, request: DecisionRequest) -> Decision:
+        return self._decider.decide(request)
+
+    @cached_property
+    def _decider(self) -> WorkflowDecider:
+        return self.decider()
+
+    def decider(
+        self, *, catalogue: Catalogue | None = None, limits: Limits | None = None, explore: bool = False
+    ) -> WorkflowDecider:
+        """For executions, with its own task types, workers and limits or with these.
+
+        It plans by beam and corrects by the most probable choice; to explore, it samples as in training.
+        """
+        planner = self if catalogue is None and limits is None else self.under(catalogue, limits)
+        return WorkflowDecider(
+            version=f"{self.version}{SAMPLED}" if explore else self.version,
+            catalogue=planner.catalogue,
+            limits=planner.limits,
+            choosers=partial(planner._chooser, explore=explore),
+        )
+
+    def _chooser(self, rules: Rules, instruction: str, *, explore: bool) -> Chooser:
+        policy = self._reading([instruction])
+        with one_thread(only=True):
+            reading = policy.read(torch.zeros(1, dtype=torch.long))
+
+        def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
+            with one_thread(only=True):
+                if not explore and rules.is_empty(draft):
+                    plan = plan_by_beam(policy, draft, instruction, beam=self.beam, reading=reading)
+                    return [(action, 1.0) for action in rules.actions(plan)]
+                state = policy.encode_drafts(draft, reading)
+                action, log_prob, _ = policy.decide(draft, state, greedy=not explore, generator=rng)
+            return [(action, float(log_prob.exp()) if explore else 1.0)]
+
+        return choose
+
+    def _reading(self, instructions: Sequence[str]) -> PlanPolicy:
+        """The network in the context of these instructions."""
+        if not all(text.strip() for text in instructions):
+            raise PlanError("the instruction is empty: say what is to be done")
+        texts = [text.strip()[:MAX_INSTRUCTION_CHARS] for text in instructions]
+        votes = self.memory.votes(self.reader.encoder, texts)
+        encoded = encode_instructions(self.reader.encoder, texts, votes, self._similarity(texts), self.reader.tokenise)
+        return self.policy.view(replace(self._context, encoded=encoded))

@@ -1,0 +1,139 @@
+"""Logged workflows as learners take them: trajectories with their rewards in, shards of decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator
+
+from etude.contracts.errors import DatasetError
+from etude.contracts.ports import Example
+from etude.contracts.trajectory import Trajectory
+from etude.learning.from_logs import Examples
+from etude.learning.logged import Logged
+from etude.learning.run import PolicyParts
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.decisions import PROBLEM, catalogue_id
+from etude.problems.workflow.encode import KnownNames, PolicyContext, encode_instructions, make_policy_context
+from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.logged import read_logged
+from etude.problems.workflow.memory import Memory
+from etude.problems.workflow.network import PlanPolicy
+from etude.problems.workflow.plan import Limits
+from etude.problems.workflow.similarity import SimilarityEncoder
+from etude.problems.workflow.training_set import TextReader
+
+KEPT = 8
+"""Shards that stay in memory once they are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowLogs:
+    """A planner, and logged workflows as what it observed and did."""
+
+    policy: PlanPolicy
+    parts: PolicyParts
+    catalogue: Catalogue
+    limits: Limits
+    reader: TextReader
+    known: KnownNames
+    memory: Memory
+
+    def shards(self, examples: Examples, *, seed: int = 0, sample: Callable[[], int] = lambda: 0) -> WorkflowShards:
+        return WorkflowShards(
+            examples=examples,
+            policy=self.policy,
+            catalogue=self.catalogue,
+            limits=self.limits,
+            reader=self.reader,
+            known=self.known,
+            memory=self.memory,
+            seed=seed,
+            draw=sample,
+        )
+
+
+@dataclass(kw_only=True)
+class WorkflowShards:
+    """A pass over logged workflows; the policy is put among a shard's instructions before that is given."""
+
+    examples: Examples
+    """Trajectories of one context are in the same part."""
+    policy: PlanPolicy
+    catalogue: Catalogue
+    limits: Limits
+    reader: TextReader
+    known: KnownNames
+    memory: Memory
+    seed: int = 0
+    draw: Callable[[], int] = lambda: 0
+    """Which draw a pass is. Where trajectories weigh differently, passes with the same number draw the same."""
+    _kept: dict[int, tuple[PolicyContext, Logged, torch.Tensor | None]] = field(default_factory=dict)
+    _whole: bool = False  # everything is kept
+
+    def __call__(self) -> Iterator[Logged]:
+        rng = Generator().manual_seed(1_000_003 * self.seed + self.draw())
+        for policy_context, logged, weight in self._parts():
+            self.policy.with_context(policy_context)
+            if weight is None:
+                yield logged
+            else:  # as often as they weigh
+                drawn = torch.multinomial(weight, len(weight), replacement=True, generator=rng)
+                yield logged.only(drawn.sort().values.to(logged.reward.device))
+
+    def _parts(self) -> Iterator[tuple[PolicyContext, Logged, torch.Tensor | None]]:
+        if self._whole:
+            yield from self._kept.values()
+            return
+        count, whole = 0, True
+        for number, examples in enumerate(self.examples()):
+            part = self._kept.get(number) if examples else None
+            if part is None:
+                decided = [example for example in examples if _is_decided(example.trajectory)]
+                if not decided:
+                    continue
+                part = self._prepare(decided)
+                if len(self._kept) < KEPT:
+                    self._kept[number] = part
+            count, whole = count + 1, whole and number in self._kept
+            yield part
+        if not count:
+            raise DatasetError(
+                "nothing is left to learn from: its trajectories were all forgotten, or people made every decision; "
+                "create a new dataset"
+            )
+        self._whole = whole
+
+    def _prepare(self, examples: Sequence[Example]) -> tuple[PolicyContext, Logged, torch.Tensor | None]:
+        trajectories = [example.trajectory for example in examples]
+        self._check(trajectories)
+        device = self.policy.start.device
+        texts = sorted({trajectory.task for trajectory in trajectories})
+        numbers = {context: i for i, context in enumerate(sorted({example.context for example in examples}))}
+        reward = torch.tensor([example.reward for example in examples], dtype=torch.float32)
+        context = torch.tensor([numbers[example.context] for example in examples])
+        logged = read_logged(Rules(self.catalogue, self.limits), trajectories, reward, context, device=device)
+        encoder, kinds = self.reader.encoder, self.catalogue.task_types
+        votes, similarity = self.memory.votes(encoder, texts), SimilarityEncoder(encoder, kinds)(texts)
+        encoded = encode_instructions(encoder, texts, votes, similarity, self.reader.tokenise)
+        policy_context = make_policy_context(encoder, self.catalogue, self.limits, self.known, self.memory, encoded)
+        weight = torch.tensor([example.weight for example in examples])
+        return policy_context.to(device), logged, weight if bool((weight != weight[0]).any()) else None
+
+    def _check(self, trajectories: Sequence[Trajectory]) -> None:
+        """That ids mean what they meant when these were logged, where that is known."""
+        ours = catalogue_id(self.catalogue)
+        for trajectory in trajectories:
+            theirs = (trajectory.metadata or {}).get("catalogue", ours)
+            if theirs != ours:
+                raise DatasetError(
+                    f"trajectory {trajectory.id!r} was decided with another catalogue ({theirs}) than {ours}: give the "
+                    "catalogue it was logged with, or leave it out of the dataset"
+                )
+
+
+def _is_decided(trajectory: Trajectory) -> bool:
+    """Whether a policy made any of its decisions."""
+    return any(d.problem == PROBLEM and d.propensity is not None for d in trajectory.decisions)

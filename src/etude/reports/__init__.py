@@ -1,0 +1,1 @@
+"""Report pages of runs, made of shared parts."""

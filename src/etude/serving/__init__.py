@@ -1,1 +1,0 @@
-"""Answers with a trained policy."""

@@ -1,0 +1,120 @@
+"""`etude prepare`, and summaries of executions as tables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from etude.cli.orchestrator.execution_display import summary_tables
+from etude.cli.orchestrator.prepare import prepare
+from etude.contracts.errors import DataError, LogError
+from etude.orchestrator.metrics import Summary, summarise
+from etude.problems.catalogue import read_catalogue
+from etude.problems.workflow.examples import read_examples
+from tests.unit.orchestrator.lines import CATALOGUE, attempt, corrected, execution, node, numbered, write_log
+
+app = typer.Typer()
+app.command()(prepare)
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def test_logs_become_a_training_file(tmp_path: Path) -> None:
+    logs = write_log(tmp_path / "logs", *numbered(3), execution("bad", success=False), b"{[bold]}\n")
+    reported = run("--logs", logs)
+    assert reported.exit_code == 0, reported.output
+    lines = reported.stdout.splitlines()
+    assert lines[0] == f"{logs}: 5 executions read, 3 kept, 2 dropped"
+    damaged, failed = (line.rstrip().split(maxsplit=3) for line in lines[2:4])
+    assert damaged[:3] == ["damaged", "line", "1"]
+    assert damaged[3].startswith(f"{logs}/executions.jsonl:5 (JSON is malformed")
+    assert failed == ["not", "successful", "1", f"{logs}/executions.jsonl:4"]
+    assert lines[-2:] == [
+        "3 examples written to training_data.json",
+        "next: etude train workflow --phase 1 --data training_data.json --out runs/p1",
+    ]
+    catalogue = read_catalogue(Path("catalogue.json"))
+    assert len(read_examples(Path("training_data.json"), catalogue, max_nodes=2)) == 3
+
+
+def test_nothing_dropped_is_not_made_a_table(tmp_path: Path) -> None:
+    reported = run("--logs", write_log(tmp_path / "logs", *numbered(2)), "--out", "here/train.json")
+    assert len(reported.stdout.splitlines()) == 3
+    assert "--data here/train.json" in reported.stdout
+    assert Path("here/catalogue.json").exists()
+
+
+def test_json_goes_to_stdout_alone(tmp_path: Path) -> None:
+    logs = write_log(tmp_path / "logs", *numbered(1), execution("large", nodes=(node(0), node(1), node(2))))
+    reported = run("--logs", logs, "--max-nodes", "2", "--json")
+    assert json.loads(reported.stdout) == {
+        "out": "training_data.json",
+        "read": 2,
+        "kept": 1,
+        "dropped": {"more than max_nodes": {"count": 1, "places": [f"{logs}/executions.jsonl:2"]}},
+    }
+    assert "2 executions read" in reported.stderr
+    assert run("--logs", logs, "--max-nodes", "0").exit_code == 2
+
+
+def test_what_was_dropped_is_reported_even_where_nothing_is_left(tmp_path: Path) -> None:
+    reported = run("--logs", write_log(tmp_path / "logs", execution(success=False)))
+    assert isinstance(reported.exception, DataError)
+    assert "not successful" in reported.stdout
+    assert "next:" not in reported.stdout
+    assert not Path("training_data.json").exists()
+
+
+def test_logs_that_are_not_there(tmp_path: Path) -> None:
+    reported = run("--logs", tmp_path / "missing")
+    assert isinstance(reported.exception, LogError)
+    assert "missing: does not exist" in str(reported.exception)
+
+
+def test_it_needs_no_torch(tmp_path: Path) -> None:
+    logs = write_log(tmp_path / "logs", *numbered(1))
+    code = "import sys; from pathlib import Path; from etude.cli.orchestrator.prepare import prepare\n"
+    code += "prepare(Path(sys.argv[1])); print({'torch', 'scipy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code, str(logs)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("set()\n"), done.stderr
+
+
+def shown(summary: Summary) -> str:
+    screen = Console(width=200, highlight=False)
+    with screen.capture() as taken:
+        for part in summary_tables(summary):
+            screen.print(part)
+    return taken.get()
+
+
+def test_a_summary_as_tables() -> None:
+    failed = node(2, 0, attempts=(attempt(0, "rate_limit"), attempt(1, latency_ms=2500.0)))
+    lines = shown(
+        summarise([execution(), execution(nodes=(node(0), failed), decisions=(corrected(1, "switch"),))], CATALOGUE)
+    ).splitlines()
+    cells = {line.split("  ")[0].strip(): line for line in lines}
+    assert cells["workflows"].split() == ["workflows", "2", "2", "of", "them", "succeeded"]
+    assert cells["how they ended"].split() == ["how", "they", "ended", "done", "2"]
+    assert cells["success"].split() == ["success", "100.0%", "34.2%", "–", "100.0%"]
+    assert cells["cost, USD"].split()[2:] == ["0.02", "0.02", "–", "0.02"]
+    assert cells["violations"].split() == ["violations", "0"]
+    assert cells["corrections per workflow"].split()[3] == "0.5"
+    assert cells["small"].split() == ["small", "4", "75.0%", "(30.1%", "–", "95.4%)", "0.01", "100", "rate_limit", "1"]
+    assert "2,500" in cells["large"]
+    assert cells["send"].split()[1:3] == ["3", "66.7%"]
+    assert cells["rate_limit"].split()[1:5] == ["1", "switch", "1", "100.0%"]
+
+
+def test_a_summary_of_nothing_has_no_numbers() -> None:
+    reported = shown(summarise([], CATALOGUE))
+    assert "nan" not in reported
+    assert "worker" not in reported
+    assert reported.count("–") == 7

@@ -1,0 +1,299 @@
+"""`etude run` and `etude collect`: on simulated workers, on real ones, and mistakes reported before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude.bootstrap.executions import registered_logs
+from etude.bootstrap.experience import open_store
+from etude.experience.cleaning import pseudonym
+from etude.orchestrator.log import forget_in_logs, read_log
+from etude.orchestrator.record import Execution
+from tests.office import second_phase
+from tests.tiny import etude, json_output, refused
+
+Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[4]
+ASKED = "Summarise the report and count its words"
+WORKERS = """
+task_types:
+  summarise: {description: Summarise a report, verify: {regex: short}}
+  count: Count the words of a text
+workers:
+  writer: {kind: command, task_types: [summarise], command: [echo, short]}
+  counter: {kind: command, task_types: [count], command: [sh, -c, 'printf %s "$1" | wc -w', wc, "{input}"]}
+"""
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Path:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS)
+    return file
+
+
+def executions(folder: Path) -> list[Execution]:
+    return [found for found in read_log(folder) if isinstance(found, Execution)]
+
+
+def test_real_commands_do_what_is_asked_and_are_logged(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    svg = tmp_path / "plan.svg"
+    assert etude("run", "rules", ASKED, "--workers", workers, "--log", tmp_path / "log", "--svg", svg) == 0
+    reported = capsys.readouterr().out
+    assert "● summarise writer" in reported
+    assert "● count counter" in reported
+    assert "\ndone in " in reported
+    assert "<svg" in svg.read_text()
+    (kept,) = executions(tmp_path / "log")
+    assert (kept.success, kept.instruction, kept.ended, kept.violations) == (True, ASKED, "done", ())
+    assert {node.status for node in kept.nodes} == {"done"}
+
+
+def test_json_is_the_line_of_the_log(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    reported = json_output(capsys, "run", "rules", ASKED, "--workers", workers, "--log", tmp_path / "log")
+    (line,) = (tmp_path / "log" / "executions.jsonl").read_text().splitlines()
+    assert reported == json.loads(line)
+    assert reported["planner_outputs"]["task_types"]
+
+
+def test_what_does_not_succeed_leaves_with_3(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS.replace("[echo, short]", "['false']"))
+    assert etude("run", "rules", ASKED, "--workers", file) == 3
+    reported = capsys.readouterr().out
+    assert "unknown:" in reported
+    assert "→ retry" in reported
+    assert "→ skip" in reported
+    assert "not done: summarise was skipped" in reported
+
+
+def test_an_instruction_on_stdin(workers: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(ASKED.encode())))
+    assert etude("run", "rules", "-", "--workers", workers) == 0
+    assert ASKED in capsys.readouterr().out
+
+
+def test_a_trained_planner_runs_in_the_office(tmp_path_factory: pytest.TempPathFactory, capsys: Captured) -> None:
+    run = second_phase(tmp_path_factory)
+    assert etude("run", run, "Summarise the report and mail it to the team", "--json") in (0, 3)
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["policy"]
+    assert all(0 < decision["propensity"] <= 1 for decision in reported["decisions"])
+    assert "violations" not in reported
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (("kind: command", "kind: comand"), "did you mean 'command'?"),
+        (("[echo, short]", "[no-such-program-anywhere]"), "no-such-program-anywhere"),
+        (('"{input}"', '"{inptu}"'), "did you mean"),
+        (("regex: short", "regex: '('"), "regex"),
+    ],
+)
+def test_a_mistake_in_the_file_is_reported_with_its_line(
+    tmp_path: Path, capsys: Captured, broken: tuple[str, str], said: str
+) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS.replace(*broken))
+    line = 1 + file.read_text()[: file.read_text().index(broken[1])].count("\n")
+    reported = refused(capsys, "run", "rules", ASKED, "--workers", file, "--log", tmp_path / "log", "--strict")
+    assert f"{file}:{line}: " in reported
+    assert said in reported
+    assert not (tmp_path / "log" / "executions.jsonl").exists() or not executions(tmp_path / "log")
+
+
+def test_a_worker_that_cannot_be_reached_is_reported_and_left_out(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS + "  gone: {kind: command, command: [no-such-program], success_rate: 1.0}\n")
+    assert etude("run", "rules", ASKED, "--workers", file, "--log", tmp_path / "log") == 0
+    reported = capsys.readouterr().err
+    assert f"warning: worker gone is given no work: {file}:8: workers.gone: the program 'no-such-program'" in reported
+    assert "install it" in reported
+    (kept,) = executions(tmp_path / "log")
+    assert {node.worker for node in kept.nodes} == {0, 1}
+    assert [decision.context["live"][2][3] for decision in kept.decisions[:1]] == [False]
+    reported = refused(capsys, "run", "rules", ASKED, "--workers", file, "--strict")
+    assert f"{file}:8: workers.gone" in reported
+    assert "given no work" not in reported
+
+
+def test_only_a_run_that_needs_it_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS.replace("[echo, short]", "[no-such-program]"))
+    assert etude("run", "rules", ASKED, "--workers", file, "--log", tmp_path / "log") == 2
+    reported = capsys.readouterr()
+    assert "error: 'summarise' is needed, and no worker that can do it can be reached" in reported.err
+    assert reported.out == ""
+    assert executions(tmp_path / "log") == []
+    assert etude("run", "rules", "Count the words", "--workers", file) == 0
+
+
+def test_the_example_runs_as_shipped(tmp_path: Path, capsys: Captured) -> None:
+    example = ROOT / "examples" / "workers.yaml"
+    asked = "Summarise the news, then count the words"
+    assert etude("run", "rules", asked, "--workers", example, "--log", tmp_path / "log") == 0
+    assert "worker small-model is given no work" in capsys.readouterr().err
+    (kept,) = executions(tmp_path / "log")
+    assert kept.execution_result.outputs["1"].isdigit()
+
+
+def test_a_log_is_redacted_and_private_unless_asked_otherwise(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    asked = "Summarise the report that ana@example.com wrote, then count its words"
+    assert etude("run", "rules", asked, "--workers", workers, "--log", tmp_path / "log") == 0
+    assert etude("run", "rules", asked, "--workers", workers, "--log", tmp_path / "own", "--unredacted") == 0
+    assert b"ana@example.com" not in (tmp_path / "log" / "executions.jsonl").read_bytes()
+    (kept,), (own,) = executions(tmp_path / "log"), executions(tmp_path / "own")
+    assert kept.instruction == asked.replace("ana@example.com", "[EMAIL_1]")
+    assert own.instruction == asked
+    assert kept.nodes[0].status == "done"
+    assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "log").iterdir()} == {0o600}
+
+
+def test_what_a_worker_says_is_redacted_too(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS.replace("[echo, short]", "[echo, short of ana@example.com]"))
+    assert etude("run", "rules", ASKED, "--workers", file, "--log", tmp_path / "log") == 0
+    assert executions(tmp_path / "log")[0].execution_result.outputs["0"] == "short of [EMAIL_1]"
+    file.write_text(WORKERS.replace("[echo, short]", "[sh, -c, 'echo no ana@example.com >&2; exit 1']"))
+    assert etude("run", "rules", ASKED, "--workers", file, "--log", tmp_path / "failed") == 3
+    assert b"ana@example" not in (tmp_path / "failed" / "executions.jsonl").read_bytes()
+
+
+def test_a_user_can_be_forgotten_in_the_log(
+    workers: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for user in ("u1", "u2", "bob@example.com"):
+        assert etude("run", "rules", ASKED, "--workers", workers, "--log", "log", "--user", user) == 0
+    assert [e.user for e in executions(Path("log"))] == ["u1", "u2", pseudonym("bob@example.com")]
+    store = open_store()
+    try:
+        assert registered_logs(store) == [tmp_path / "log"]
+        assert forget_in_logs(registered_logs(store), ["bob@example.com", pseudonym("bob@example.com")]) == (1, {})
+    finally:
+        store.close()
+    assert [e.user for e in executions(Path("log"))] == ["u1", "u2"]
+
+
+def test_a_long_instruction_is_cut_on_the_screen(workers: Path, capsys: Captured) -> None:
+    assert etude("run", "rules", f"{ASKED}. " + "word " * 100_000, "--workers", workers) == 0
+    reported = capsys.readouterr().out
+    assert "characters)" in reported
+    assert len(reported) < 3_000
+
+
+def test_a_file_that_cannot_be_written_is_named(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert etude("run", "rules", ASKED, "--workers", workers, "--svg", tmp_path / "no" / "plan.svg") not in (0, 3)
+    assert f"{tmp_path}/no/plan.svg: cannot be written (No such file or directory)" in capsys.readouterr().err
+
+
+def test_a_policy_that_is_not_there(workers: Path, capsys: Captured) -> None:
+    reported = refused(capsys, "run", "runs/nowhere", ASKED, "--workers", workers)
+    assert "runs/nowhere" in reported
+
+
+# collect
+
+
+def test_collecting_in_the_office_goes_on_where_it_stopped(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "logs"
+    assert etude("collect", "--num-executions", "12", "--out", out) == 0
+    reported = capsys.readouterr().out
+    assert "carrying out 12 workflows, decided by rules, on simulated workers" in reported
+    assert "success" in reported
+    assert f"next: etude prepare --logs {out}" in reported
+    assert etude("collect", "--num-executions", "20", "--out", out) == 0
+    assert "12 of 20 workflows are in the log, carrying out the other 8, decided by rules" in capsys.readouterr().out
+    assert etude("collect", "--num-executions", "20", "--out", out) == 0
+    assert "20 of 20 workflows are in the log, nothing is left to carry out" in capsys.readouterr().out
+    kept = executions(out)
+    assert sorted(e.number or 0 for e in kept) == list(range(20))
+    assert len({e.instruction for e in kept}) == 20
+    assert not any(e.violations for e in kept)
+
+
+def test_another_policy_does_not_log_in_the_same_folder(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "logs"
+    assert etude("collect", "--num-executions", "4", "--out", out) == 0
+    reported = refused(capsys, "collect", "--num-executions", "4", "--out", out, "--policy", "retry")
+    assert (
+        f"{out}: holds 4 workflows decided by 'rules', not by 'retry': log this policy's in another folder" in reported
+    )
+    assert len(executions(out)) == 4
+
+
+def test_workflows_that_no_reachable_worker_can_do_are_not_logged(tmp_path: Path, capsys: Captured) -> None:
+    file, asked, out = tmp_path / "workers.yaml", tmp_path / "asked.txt", tmp_path / "logs"
+    file.write_text(WORKERS.replace("[echo, short]", "[no-such-program]"))
+    asked.write_text(f"{ASKED}\nCount the words\n")
+    given = ("--workers", file, "--instructions", asked, "--out", out)
+    assert etude("collect", "--num-executions", "2", *given) == 0
+    assert "1 workflows were refused and are not logged: 'summarise' is needed" in capsys.readouterr().err
+    assert [e.number for e in executions(out)] == [1]
+    file.write_text(WORKERS)
+    assert etude("collect", "--num-executions", "2", *given) == 0
+    assert sorted(e.number or 0 for e in executions(out)) == [0, 1]
+
+
+def test_what_was_done_and_what_succeeded_are_two_numbers(tmp_path: Path, capsys: Captured) -> None:
+    assert etude("collect", "--num-executions", "12", "--out", tmp_path / "logs") == 0
+    reported = capsys.readouterr().out
+    successes = sum(e.success for e in executions(tmp_path / "logs"))
+    assert f"{successes} of them succeeded" in reported
+
+
+def test_exploring_leaves_decisions_to_chance_with_their_propensity(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "logs"
+    reported = json_output(capsys, "collect", "--num-executions", "15", "--out", out, "--explore", "0.5")
+    assert reported["count"] == 15
+    chances = [d.propensity for e in executions(out) for d in e.decisions]
+    assert {e.policy for e in executions(out)} == {"rules+0.5"}
+    assert all(chance is not None and 0 < chance <= 1 for chance in chances)
+    assert len({chance for chance in chances if chance != 1.0}) > 10
+
+
+def test_real_workers_collect_what_a_file_asks(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    asked = tmp_path / "asked.txt"
+    asked.write_text(f"{ASKED}\nCount the words\n")
+    out = tmp_path / "logs"
+    given = ("--workers", workers, "--instructions", asked, "--out", out, "--concurrency", "2")
+    assert json_output(capsys, "collect", "--num-executions", "3", *given)["success"]["mean"] == 1.0
+    assert sorted(e.instruction for e in executions(out)) == ["Count the words", ASKED, ASKED]
+
+
+def test_ctrl_c_leaves_a_complete_log_and_says_how_to_go_on(tmp_path: Path) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS.replace("[echo, short]", "[sh, -c, 'touch begun; sleep 60']"))
+    command = [sys.executable, "-m", "etude.cli", "collect", "--num-executions", "3", "--workers", str(file)]
+    started = subprocess.Popen(
+        [*command, "--out", "logs"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it may be ignored where tests run
+    )
+    assert started.stdout is not None
+    assert "carrying out 3 workflows" in started.stdout.readline()
+    while not (tmp_path / "begun").exists():  # its workers are asleep then
+        assert started.poll() is None
+    started.send_signal(signal.SIGINT)
+    reported, _ = started.communicate(timeout=30)
+    assert started.returncode == 130
+    assert "The same command resumes" in reported
+    assert "etude collect --num-executions 3" in reported
+    kept = executions(tmp_path / "logs")
+    assert kept
+    assert {e.ended for e in kept} == {"cancelled"}
