@@ -68,7 +68,7 @@ class ProblemSpec:
     decider: Reference | None = None
     """Function from (policy name or run folder, experience settings) to a Decider; None: `load` gives one."""
     read_logs: Reference | None = None
-    """Function from (Artefact, settings) to the reader of logged decisions that `from-logs` and evaluation use."""
+    """Function from (Artefact, inputs, device) to the LogReader that `from-logs` and `evaluate --dataset` use."""
     evaluations: Mapping[str, Reference] = field(default_factory=dict)
     """Input, such as `data` or `replay` → function from an EvaluateRequest to a Measurement."""
     report: Reference | None = None

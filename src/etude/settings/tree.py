@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import create_model
 
@@ -39,19 +39,14 @@ def tree_of(problem: str | None) -> Tree[Settings]:
     sections: dict[str, Any] = {}
     for spec in chosen:
         kind = resolve(spec.settings)
+        types = get_type_hints(kind, include_extras=True)
         if (found := {field.name for field in fields(kind)}) != set(spec.sections):
             raise ConfigError(f"the problem {spec.name!r} names the sections {spec.sections}, and has {sorted(found)}")
         for field in fields(kind):
             if field.name in sections or field.name in Settings.model_fields:
                 raise ConfigError(f"the problem {spec.name!r} has a section {field.name!r}, a name that is taken")
-            sections[field.name] = (_type(kind, field.name), getattr(kind(), field.name))
+            sections[field.name] = (types[field.name], getattr(kind(), field.name))
     return Tree(create_model("Settings", __base__=Settings, **sections))
-
-
-def _type(kind: type, name: str) -> Any:
-    from typing import get_type_hints
-
-    return get_type_hints(kind, include_extras=True)[name]
 
 
 def resolve_settings(
