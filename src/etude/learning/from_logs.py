@@ -138,5 +138,5 @@ class FromLogs:
 
     def line(self, update: Update) -> str:
         m = update.metrics
-        estimate = f"estimate {m['estimate']:.3f}  " if "estimate" in m else ""
+        estimate = f"estimate {m['estimate']:.3f}  " if "estimate" in m and update.score is None else ""
         return f"{estimate}effective {m['ess']:.1%} of the logs  KL to them {max(0.0, m['kl_logged']):.3f}"
