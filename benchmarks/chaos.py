@@ -393,7 +393,7 @@ def judged(
         "cost_usd": summary.cost_usd.to_json(),
         "latency_ms": summary.latency_ms.to_json(),
         "corrections": dict(Counter(correction_of(d) for e in executions for d in e.decisions)),
-        "faults": {name: some.to_json() for name, some in summary.faults.items()},
+        "faults": summary.to_json()["faults"],
         "calls": sum(acts.values()),
         "acts": acts,
         "false_timeouts": faults["timeout"] - acts.get("hang", 0) - acts.get("stall", 0),

@@ -44,8 +44,9 @@ ALLOWED: dict[str, str] = {
 SOCKETS = ("etude.problems.base", "etude.problems.spec", "etude.problems.distributions")
 """What learning may import of problems."""
 NAMES = ("workflow", "allocation")
-"""Problems of the table, whose names the rest of the code does not know."""
-PROBLEMS = (*NAMES, "routing")
+"""Problems of the table, whose names the rest of the code does not know. `choice` is a word of the contracts, too: a
+choice of the user's own is logged as choice:NAME."""
+PROBLEMS = (*NAMES, "choice")
 """The folders of problems."""
 NAMES_ALLOWED = (
     *(f"problems/{name}/" for name in PROBLEMS),
@@ -77,8 +78,12 @@ LAZY_HOMES: dict[str, tuple[str, ...]] = {"torch": ("cli/", "bootstrap/")}
 TORCH_FREE = (
     "etude",
     "etude.bootstrap.experience",
+    "etude.bootstrap.policies",
     "etude.cli",
-    *(f"etude.cli.{name}" for name in ("dataset", "experience", "ingest", "redact", "reward", "runs", "schemas")),
+    *(
+        f"etude.cli.{name}"
+        for name in ("choose", "dataset", "experience", "ingest", "redact", "reward", "runs", "schemas")
+    ),
     "etude.cli.orchestrator.prepare",
     "etude.problems.table",
 )

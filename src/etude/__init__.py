@@ -8,8 +8,8 @@ Orchestrator       plans carried out on workers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,31 +63,37 @@ def train(
     `options` are those of `etude train PROBLEM`: seed=1, max_steps=100_000, dataset="datasets/today". `settings` are
     any others by dotted key: {"ppo.lr": 1e-3}.
     """
-    runs = _needs_torch("etude.bootstrap.runs")
+    with _missing_extra():
+        from etude.bootstrap import runs
     return runs.train(problem, out=out, preset=preset, settings=settings, options=options)
 
 
 def evaluate(run: str | Path, **options: Any) -> Any:
     """How good a policy is, as `etude evaluate` measures it: `json`, a table as `columns` and `rows`, `sentences`."""
-    return _needs_torch("etude.bootstrap.runs").evaluate_path(run, options)
+    with _missing_extra():
+        from etude.bootstrap import runs
+    return runs.evaluate_path(run, options)
 
 
 def load(path: str | Path, **options: Any) -> Any:
     """The policy of a run or an artefact, ready to decide: `etude.load("runs/a").act(observation)`.
 
     A workflow run gives a planner: `etude.load("runs/p1").plan("Summarise the report and mail it")`. A problem's loader
-    may take `options`: `seed=1` where a policy samples.
+    may take `options`: `seed=1` where a policy samples. A choice is loaded without torch.
     """
-    return _needs_torch("etude.bootstrap.runs").load_policy(Path(path), **options)
+    from etude.bootstrap.policies import load_policy
+
+    with _missing_extra():
+        return load_policy(Path(path), **options)
 
 
-def _needs_torch(module: str) -> Any:
-    from importlib import import_module
-
+@contextmanager
+def _missing_extra() -> Iterator[None]:
+    """An import of torch and its kin that fails names the extra to install."""
     from etude.contracts.errors import MissingExtraError
 
     try:
-        return import_module(module)
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("etude"):
             raise

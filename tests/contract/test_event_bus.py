@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import pytest
 from msgspec.structs import replace
 
-from etude.adapters.memory_bus import MemoryBus
 from etude.adapters.nats import NatsBus
 from etude.adapters.outbox import Outbox
 from etude.contracts.bus import Delivery, EventBus, Message
 from etude.contracts.errors import BusError, EventError
 from etude.contracts.subjects import DEAD_LETTERS, REWARDS, TRAINING, TRAJECTORIES
+from tests.memory_bus import MemoryBus
 from tests.servers.nats import NatsServer, find_nats_server
 
 TRAJECTORY, FEEDBACK, REWARD = "agent.rl.trajectory.v1", "agent.rl.feedback.v1", "agent.rl.reward.v1"

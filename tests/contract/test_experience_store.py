@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.adapters.clickhouse import ClickHouseStore
-from etude.adapters.memory import MemoryStore
 from etude.adapters.sqlite import SqliteStore
 from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import DataError, MissingExtraError, StoreError
@@ -31,6 +30,7 @@ from etude.contracts.store import ExperienceStore, Page, Stored, Summary
 from etude.contracts.subjects import encode
 from etude.contracts.training import TrainingRequest
 from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
+from tests.memory_store import MemoryStore
 from tests.servers.clickhouse import ClickHouse
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -149,7 +149,9 @@ class TestClickHouse:
         self, server: ClickHouse, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = ClickHouseStore(server.url.replace("/etude", "/twice"))
-        monkeypatch.setattr(store, "_digests", lambda *_: {})  # both looked before either wrote
+        about = store._about
+        unknown = lambda query, ids: () if "digest" in query else about(query, ids)  # noqa: E731
+        monkeypatch.setattr(store, "_about", unknown)  # both looked before either wrote
         events = (trajectory("a", user="u"), feedback("f", "a", stars=3), reward("r", "a", 0.5))
         assert store_all(store, *events) == store_all(store, *events) == ["new"] * 3
         assert scanned(store) == ids(pages(store)) == ["a"]
@@ -578,6 +580,26 @@ class TestExperienceStore:
             assert (only(again).feedback, only(again).reward) == (0.75, 0.5)
             assert again.opted_out() == {"u"}
             again.close()
+
+    def test_ratings_wait_for_their_trajectory(self, store: ExperienceStore) -> None:
+        def waiting(where: Where = EVERYTHING) -> int:
+            return store.stats(where, version=1).waiting
+
+        assert waiting() == 0
+        store_all(
+            store, feedback("f1", "a", stars=5), feedback("f2", "a", thumbs="up"), feedback("f3", "typo", stars=1)
+        )
+        assert (waiting(), waiting(Where(problem="none"))) == (3, 3)
+        store_all(store, feedback("f1", "a", stars=5), trajectory("b"), feedback("f4", "b", stars=2, user="u"))
+        assert waiting() == 3
+        store_all(store, trajectory("a"))
+        assert (waiting(), store.stats(EVERYTHING, version=1).feedback) == (1, 3)
+        store_all(store, feedback("f5", "later", stars=1, user="u"))
+        assert waiting() == 2
+        store.forget("u")
+        assert waiting() == 1
+        store.expire(NOON + timedelta(days=1))
+        assert waiting() == 0
 
     def test_stats_follow_every_change(self, store: ExperienceStore) -> None:
         """Compares with the in-memory store, which counts from scratch each time."""

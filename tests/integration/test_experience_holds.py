@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 import etude as package
-from etude.adapters.outbox import Outbox
+from etude.adapters.outbox import PRAGMAS, Outbox
 from etude.bootstrap import experience as wiring
+from etude.contracts.errors import DataError
 from etude.contracts.examples import EXAMPLES
 from etude.contracts.subjects import encode
 from etude.contracts.trajectory import Feedback, Trajectory
@@ -163,7 +164,7 @@ def test_a_damaged_file_is_reported_and_the_agent_continues(
     Path(".etude").mkdir()
     Path(".etude", name).write_bytes(b"nonsense" * 4096)
     with caplog.at_level(logging.ERROR, logger="etude"), package.task("x", user="u1") as task:
-        assert task.decide("tone", options=["a"]).action == "a"
+        assert task.decide("tone", options=["a"]) == "a"
     assert not task.collected
     assert name in caplog.text
     for command in ("ingest", write(line("a"))), ("experience", "stats"):
@@ -194,14 +195,19 @@ def test_odd_values_never_reach_the_agent() -> None:
     assert task.collected
     with pytest.raises(OddError), package.task("x"):
         raise OddError
-    for wrong in ({"cost_usd": "free"}, {"cost_usd": 10**400}):
-        with package.task("x") as task:
-            task.turn(**wrong)
-            task.turn(cost_usd=0.1)
-        assert not task.collected
-    with package.task("x", user=["nobody"]) as task:
-        task.outcome(quality=[1])
-    assert not task.collected
+
+
+def test_wrong_arguments_are_refused_where_they_are_given() -> None:
+    with package.task("x") as task:
+        for cost in ("free", 10**400):
+            with pytest.raises(DataError, match="cost_usd is "):
+                task.turn(cost_usd=cost)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=r"quality is \[1\]: expected a mapping"):
+            task.outcome(quality=[1])
+        task.turn(cost_usd=0.1)
+    assert task.collected
+    with pytest.raises(DataError, match=r"user is \['nobody'\]"):
+        package.task("x", user=["nobody"])
 
 
 def outcomes(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -274,9 +280,10 @@ def test_a_child_forked_while_another_thread_makes_its_collector_does_not_wait_f
 def test_a_full_disk_is_reported_and_stored_events_are_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = Outbox(Path(".etude/outbox.sqlite"), max_bytes=300_000)
     kept = 0
     with monkeypatch.context() as patched:
+        patched.setattr("etude.adapters.outbox.PRAGMAS", (*PRAGMAS, "max_page_count = 75"))
+        small = Outbox(Path(".etude/outbox.sqlite"))
         patched.setattr(wiring, "open_outbox", lambda config: small)
         for _ in range(40):
             with package.task("x") as task:
@@ -296,7 +303,7 @@ def test_a_lock_held_by_another_process_is_reported(
     with package.task("x") as task:
         ...
     assert not task.collected
-    assert "end what holds it" in refused(capsys, "ingest", "events.jsonl")
+    assert "end that, or do it again" in refused(capsys, "ingest", "events.jsonl")
     holder.close()
     with package.task("x") as task:
         ...

@@ -19,7 +19,6 @@ from etude.learning.off_policy import (
     IS,
     SNIPS,
     Answer,
-    OffPolicyConfig,
     OffPolicyEvaluation,
     evaluate_off_policy,
 )
@@ -62,8 +61,8 @@ def improved(factor: float, seed: int = 1) -> Small:
     return policy
 
 
-def judged(policy: Small, *parts: Logged, config: OffPolicyConfig | None = None) -> OffPolicyEvaluation:
-    return evaluate_off_policy(policy, lambda: iter(parts), config)
+def judged(policy: Small, *parts: Logged, limits: Thresholds | None = None) -> OffPolicyEvaluation:
+    return evaluate_off_policy(policy, lambda: iter(parts), limits)
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +192,8 @@ def test_rows_and_json_have_every_estimate(draws: Sequence[Logged]) -> None:
 
 
 def test_thresholds_are_settings(draws: Sequence[Logged]) -> None:
-    strict = OffPolicyConfig(overlap=Thresholds(min_ess=100_000))
-    assert judged(untrained(1), draws[0], config=strict).answer is Answer.CANNOT_TELL
+    strict = Thresholds(min_ess=100_000)
+    assert judged(untrained(1), draws[0], limits=strict).answer is Answer.CANNOT_TELL
 
 
 def test_no_logs_and_wrong_logs_are_refused(draws: Sequence[Logged]) -> None:

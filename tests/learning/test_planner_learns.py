@@ -13,12 +13,13 @@ import torch
 from etude.learning.run import About, Run
 from etude.learning.run_folder import RunFolder
 from etude.problems.catalogue import Catalogue, TaskType
+from etude.problems.workflow.encode import TextReader
 from etude.problems.workflow.examples import Example
 from etude.problems.workflow.imitation import ImitationConfig, ImitationLearner
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.planner import Planner
-from etude.problems.workflow.training_set import TextReader, make_training_set, merge_sets, split
+from etude.problems.workflow.training_set import make_training_set, merge_sets, split
 from etude.text.ngrams import NGramEncoder
 from tests.language import chain
 

@@ -69,6 +69,13 @@ class NatsServer:
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+        while number == signal.SIGSTOP and self._state() != "T":
+            time.sleep(0.01)
+
+    def _state(self) -> str:
+        """`T` once the process is stopped: a signal takes a moment to arrive."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(") ")[2][0]
 
     def stored(self) -> bytes:
         """All that its files hold."""

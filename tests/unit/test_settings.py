@@ -20,9 +20,8 @@ from etude.contracts.field_docs import field_docs
 from etude.learning.run_folder import leaves
 from etude.learning.settings import read_own
 from etude.problems import table
-from etude.problems.allocation import DOCUMENT
 from etude.problems.allocation import SPEC as ALLOCATION
-from etude.problems.allocation.settings import AllocationSettings
+from etude.problems.allocation.problem import AllocationSettings
 from etude.problems.table import find_spec, specs
 from etude.problems.workflow.office.world import OfficeConfig, WorkflowConfig
 from etude.problems.workflow.settings import WorkflowSettings
@@ -123,7 +122,13 @@ def test_each_source_wins_over_those_before_it(tmp_path: Path) -> None:
         assignments=["ppo.steps=4", "ppo.envs=4", "ppo.envs=5"],
     )
     ppo, origins = resolved.settings.ppo, resolved.origins
-    assert (ppo.minibatch, ppo.lr, ppo.epochs, ppo.steps, ppo.envs) == (DOCUMENT["ppo"]["minibatch"], 0.2, 3, 4, 5)
+    assert (ppo.minibatch, ppo.lr, ppo.epochs, ppo.steps, ppo.envs) == (
+        ALLOCATION.presets["document"]["ppo"]["minibatch"],
+        0.2,
+        3,
+        4,
+        5,
+    )
     assert resolved.settings.run.seed == 4
     assert origins["ppo.gamma"] == "default"
     assert origins["ppo.minibatch"] == "preset document"
@@ -136,7 +141,7 @@ def test_each_source_wins_over_those_before_it(tmp_path: Path) -> None:
 def test_the_document_preset_is_the_documents() -> None:
     settings = resolve_settings("allocation", preset="document").settings
     wanted = {"envs": 4, "steps": 2048, "epochs": 10, "minibatch": 64, "lr": 3e-4}
-    assert {name: getattr(settings.ppo, name) for name in wanted} == wanted == DOCUMENT["ppo"]
+    assert {name: getattr(settings.ppo, name) for name in wanted} == wanted == ALLOCATION.presets["document"]["ppo"]
     own = settings.own(AllocationSettings)
     assert (own.network.hidden, own.network.activation) == ((256, 256, 128), "relu")
 

@@ -6,7 +6,7 @@ Trajectories, feedback and rewards have a table each, sorted in reading order; m
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from hashlib import blake2b, sha256
@@ -18,17 +18,18 @@ from etude.adapters.summaries import (
     OUTCOMES,
     SUCCESS,
     Cell,
+    bounds,
     checked,
     checked_limit,
     conditions,
-    context_of,
     detail_of,
     micros,
     moment,
     page_of,
-    rating_totals,
     read_cursor,
+    row_of,
     stats_of,
+    trajectory_of,
 )
 from etude.contracts.errors import MissingExtraError, StoreError
 from etude.contracts.query import Where
@@ -92,12 +93,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 """Statements by version, idempotent; existing ones never change, new ones are appended."""
 
+FORGOTTEN = "SELECT DISTINCT kind, id FROM forgotten WHERE id IN %(ids)s"
 KINDS: dict[type[Event], str] = {Trajectory: "trajectories", Feedback: "feedback", Reward: "rewards"}
 
 JOINED = """
     FROM trajectories AS t FINAL
     LEFT JOIN (
-        SELECT trajectory, argMax(total, (revision, id)) AS reward, argMax(confidence, (revision, id)) AS confidence
+        SELECT trajectory, argMax(total, (revision, id)) AS total, argMax(confidence, (revision, id)) AS confidence
         FROM rewards WHERE version = %(version)s GROUP BY trajectory
     ) AS s ON s.trajectory = t.id
     LEFT JOIN (
@@ -108,7 +110,7 @@ JOINED = """
 RATINGS = "t.said + ifNull(f.said, 0)"
 SUMMARY = """
     t.id, t.time, t.problem, t.policy, t.agent, t.user, t."group", t.tenant, t.success, t.cost_usd, t.latency_ms,
-    t.context, t.decisions, t.turns, t.size, s.reward, s.confidence, t.score + ifNull(f.score, 0),
+    t.context, t.decisions, t.turns, t.size, s.total, s.confidence, t.score + ifNull(f.score, 0),
     t.scores + ifNull(f.scores, 0)
 """
 """Columns in the order of Summary, with the mean rating as a sum and a count."""
@@ -116,12 +118,14 @@ CELL = f"""
     SELECT intDiv(t.time - positiveModulo(t.time, {DAY_US}), {DAY_US}) AS day, t.problem, ifNull(t.policy, ''),
         if(isNull(t.success), -1, toInt32(assumeNotNull(t.success))), count(), sum(t.decisions), sum(t.turns),
         sum({RATINGS}), sum(ifNull(n.rewards, 0)), sum(t.size), sum(ifNull(t.cost_usd, 0)), count(t.cost_usd),
-        sum(ifNull(t.latency_ms, 0)), count(t.latency_ms), sum(ifNull(s.reward, 0)), sum(ifNull(s.confidence, 0)),
-        count(s.reward)
+        sum(ifNull(t.latency_ms, 0)), count(t.latency_ms), sum(ifNull(s.total, 0)), sum(ifNull(s.confidence, 0)),
+        count(s.total)
     {JOINED}
     LEFT JOIN (SELECT trajectory, uniqExact(id) AS rewards FROM rewards GROUP BY trajectory) AS n
         ON n.trajectory = t.id
 """
+WAITING = "SELECT uniqExact(id) FROM feedback WHERE trajectory NOT IN (SELECT id FROM trajectories)"
+"""Ratings without a trajectory."""
 
 
 class ClickHouseStore:
@@ -180,13 +184,18 @@ class ClickHouseStore:
 
     def append(self, events: Sequence[tuple[Event, bytes]]) -> list[Stored]:
         checked(events)
-        forgotten = self._forgotten([e.id for e, _ in events] + [_trajectory_of(e) for e, _ in events])
-        opted_out = self._opted_out([e.user for e, _ in events if isinstance(e, Trajectory | Feedback)])
-        known = {kind: self._digests(kind, [e.id for e, _ in events if isinstance(e, kind)]) for kind in KINDS}
+        forgotten = set(self._about(FORGOTTEN, (id for e, _ in events for id in (e.id, trajectory_of(e)))))
+        users = (event.user for event, _ in events if isinstance(event, Trajectory | Feedback))
+        opted_out = {user for (user,) in self._about("SELECT DISTINCT user FROM opt_outs WHERE user IN %(ids)s", users)}
+        digests = "SELECT id, any(digest) FROM {} WHERE id IN %(ids)s GROUP BY id"
+        known: dict[type[Event], dict[str, str]] = {
+            kind: dict(self._about(digests.format(table), (e.id for e, _ in events if isinstance(e, kind))))
+            for kind, table in KINDS.items()
+        }
         rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in KINDS.values()}
         stored = []
         for event, body in events:
-            if {("trajectories", _trajectory_of(event)), (KINDS[type(event)], event.id)} & forgotten:
+            if {("trajectories", trajectory_of(event)), (KINDS[type(event)], event.id)} & forgotten:
                 stored.append(Stored.FORGOTTEN)
                 continue
             if isinstance(event, Trajectory | Feedback) and event.user in opted_out:
@@ -197,7 +206,7 @@ class ClickHouseStore:
                 stored.append(Stored.DUPLICATE if there[event.id] == digest else Stored.CONFLICT)
                 continue
             there[event.id] = digest
-            rows[KINDS[type(event)]].append((*_row(event, len(body)), digest, body))
+            rows[KINDS[type(event)]].append((*row_of(event, len(body)), digest, body))
             stored.append(Stored.NEW)
         for table, some in rows.items():
             self._insert(table, some)
@@ -239,11 +248,12 @@ class ClickHouseStore:
     def stats(self, where: Where, *, version: int) -> Stats:
         condition, given = _condition(where, version)
         cells = [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
+        ((waiting,),) = self._select(WAITING)
         if not cells:
-            return stats_of([], users=0, first=None, last=None)
+            return stats_of([], users=0, first=None, last=None, waiting=waiting)
         query = f"SELECT uniqExact(t.user), min(t.time), max(t.time) {JOINED} WHERE {condition}"
         ((users, first, last),) = self._select(query, given)
-        return stats_of(cells, users=users, first=first, last=last)
+        return stats_of(cells, users=users, first=first, last=last, waiting=waiting)
 
     def forget(self, user: str) -> list[str]:
         # The digest stays until everything is erased, so that a repeated call after an error returns the ids too.
@@ -262,7 +272,7 @@ class ClickHouseStore:
         return [identity for kind, identity in ids if kind == "trajectories"]
 
     def forgotten(self, trajectory_ids: Sequence[str]) -> set[str]:
-        return {identity for kind, identity in self._forgotten(trajectory_ids) if kind == "trajectories"}
+        return {identity for kind, identity in self._about(FORGOTTEN, trajectory_ids) if kind == "trajectories"}
 
     def set_opt_out(self, user: str, out: bool) -> None:
         if out:
@@ -300,9 +310,8 @@ class ClickHouseStore:
     def datasets_of(self, trajectory_ids: Sequence[str]) -> Mapping[str, int]:
         counts: dict[str, int] = {}
         query = "SELECT dataset, uniqExact(trajectory) FROM members WHERE trajectory IN %(ids)s GROUP BY dataset"
-        for ids in _some(list(dict.fromkeys(trajectory_ids))):
-            for dataset, count in self._select(query, {"ids": ids}):
-                counts[dataset] = counts.get(dataset, 0) + count
+        for dataset, count in self._about(query, trajectory_ids):
+            counts[dataset] = counts.get(dataset, 0) + count
         return dict(sorted(counts.items()))
 
     def close(self) -> None:
@@ -325,18 +334,11 @@ class ClickHouseStore:
                 self._run(statement)
             self._insert("migrations", [(number,)])
 
-    def _forgotten(self, ids: Sequence[str]) -> set[tuple[str, str]]:
-        query = "SELECT DISTINCT kind, id FROM forgotten WHERE id IN %(ids)s"
-        return {(kind, i) for some in _some(list(dict.fromkeys(ids))) for kind, i in self._select(query, {"ids": some})}
-
-    def _opted_out(self, users: Sequence[str | None]) -> set[str]:
-        query = "SELECT DISTINCT user FROM opt_outs WHERE user IN %(users)s"
-        named = list({user for user in users if user is not None})
-        return {user for some in _some(named) for (user,) in self._select(query, {"users": some})}
-
-    def _digests(self, kind: type[Event], ids: Sequence[str]) -> dict[str, str]:
-        query = f"SELECT id, any(digest) FROM {KINDS[kind]} WHERE id IN %(ids)s GROUP BY id"
-        return {identity: digest for some in _some(ids) for identity, digest in self._select(query, {"ids": some})}
+    def _about(self, query: str, items: Iterable[str | None]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query about ids, as many ids at a time as one query takes."""
+        ids = [item for item in dict.fromkeys(items) if item is not None]
+        for start in range(0, len(ids), IDS):
+            yield from self._select(query, {"ids": ids[start : start + IDS]})
 
     def _select(self, query: str, given: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         with self._translated():
@@ -379,36 +381,13 @@ class ClickHouseStore:
             ) from (None if self._password else error)
 
 
-def _row(event: Event, size: int) -> tuple[Any, ...]:
-    if isinstance(event, Trajectory):
-        outcome = event.outcome
-        return (
-            *(event.id, micros(event.time), event.problem, event.policy, event.agent, event.user, event.group),
-            *(event.tenant, outcome.success, outcome.cost_usd, outcome.latency_ms),
-            *(context_of(event.problem, event.task), len(event.decisions), len(event.turns), size),
-            *rating_totals(event.feedback),
-        )
-    if isinstance(event, Feedback):
-        return (event.id, event.trajectory_id, event.user, micros(event.time), *rating_totals([event]))
-    assert isinstance(event, Reward)
-    key = (event.id, event.trajectory_id, event.version, event.revision)
-    return (*key, micros(event.time), event.total, event.confidence)
-
-
 def _condition(where: Where, version: int) -> tuple[str, dict[str, Any]]:
     """The condition as SQL over a trajectory t, its score s and its feedback f, with its parameters."""
     given: dict[str, Any] = {"version": version, **conditions(where)}
     parts = ["1", *(f't."{name}" = %({name})s' for name in conditions(where))]
-    for name, column, value in (
-        ("since", "t.time >=", None if where.since is None else micros(where.since)),
-        ("until", "t.time <", None if where.until is None else micros(where.until)),
-        ("min_reward", "s.reward >=", where.min_reward),
-        ("max_reward", "s.reward <=", where.max_reward),
-        ("min_confidence", "s.confidence >=", where.min_confidence),
-    ):
-        if value is not None:
-            parts.append(f"{column} %({name})s")
-            given[name] = value
+    for place, (column, value) in enumerate(bounds(where).items()):
+        parts.append(f"{column} %(bound{place})s")
+        given[f"bound{place}"] = value
     if where.outcome is not None:
         success = OUTCOMES[where.outcome]
         parts.append("isNull(t.success)" if success is None else f"t.success = {str(success).lower()}")
@@ -427,11 +406,3 @@ def _rows(blocks: Iterator[Sequence[Sequence[Any]]], opened: ExitStack) -> Itera
         for block in blocks:
             for row in block:
                 yield Row(_summary(row), row[19])
-
-
-def _some(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (items[start : start + IDS] for start in range(0, len(items), IDS))
-
-
-def _trajectory_of(event: Event) -> str:
-    return event.trajectory_id if isinstance(event, Feedback | Reward) else event.id

@@ -11,10 +11,10 @@ from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from itertools import count, groupby
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from etude.adapters.memory_bus import (
+from etude.adapters.delivery import (
     ACK_WAIT_S,
     BACKOFF_S,
     DAY_S,
@@ -29,16 +29,20 @@ from etude.contracts.errors import BusError, MissingExtraError, RefusedError
 from etude.contracts.services import mask_url
 from etude.contracts.subjects import DEAD_LETTERS, STREAMS, TOPICS, stream_of
 
-if TYPE_CHECKING:
+try:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
-    from nats.js import JetStreamContext
-    from nats.js.api import ConsumerConfig
+    from nats.errors import Error, NoRespondersError
+    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
+    from nats.js.errors import NotFoundError
+except ModuleNotFoundError as error:
+    raise MissingExtraError(needs="nats", extra="scale") from error
 
 T = TypeVar("T")
 
 DEAD_PREFIX = "agent.rl.dead."
 MSG_ID, ID, REASON, ATTEMPTS = "Nats-Msg-Id", "Etude-Id", "Etude-Reason", "Etude-Attempts"
+DUPLICATES_S = 3600.0
 HEADROOM = 4096
 """Bytes reserved for headers, those of a dead letter included."""
 MAX_REASON_BYTES = 2000
@@ -61,7 +65,7 @@ class NatsBus:
     """An EventBus on a NATS server or cluster (`url`, several with commas) that has JetStream.
 
     It connects in the background, and reconnects for ever. The server drops a message that is sent again within
-    `duplicates_s`, whose ids it holds in memory; stores drop duplicates at any time. Published messages survive the
+    DUPLICATES_S, whose ids it holds in memory; stores drop duplicates at any time. Published messages survive the
     death of the server process; they survive a power cut only if the server has `sync_interval: always` in the
     `jetstream` section of its configuration.
     """
@@ -75,18 +79,11 @@ class NatsBus:
         max_deliveries: int = MAX_DELIVERIES,
         backoff_s: Sequence[float] = BACKOFF_S,
         timeout_s: float = 5.0,
-        duplicates_s: float = 3600.0,
-        replicas: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`replicas` is the number of servers that hold each message; None keeps an operator's setting."""
-        try:
-            import nats  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(needs="nats", extra="scale") from error
         self._url, self._name, self._timeout_s = url, name, timeout_s
         self._ack_wait_s, self._max_deliveries, self._backoff_s = ack_wait_s, max_deliveries, tuple(backoff_s)
-        self._duplicates_s, self._replicas, self._clock = duplicates_s, replicas, clock
+        self._clock = clock
         self._link: _Link | None = None
         self._trouble: BaseException | None = None
         self._closing, self._closed = Lock(), False
@@ -109,13 +106,13 @@ class NatsBus:
         return self._call(self._pull, stream, group, limit, timeout_s)
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
-        self._call(_tell, [_Request(delivery.handle.reply, b"+ACK") for delivery in deliveries])
+        self._call(_Link.ask, [_Request(delivery.handle.reply, b"+ACK") for delivery in deliveries])
 
     def renew(self, deliveries: Sequence[Delivery]) -> None:
-        self._call(_tell, [_Request(delivery.handle.reply, b"+WPI") for delivery in deliveries])
+        self._call(_Link.ask, [_Request(delivery.handle.reply, b"+WPI") for delivery in deliveries])
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        self._call(_tell, [_Request(delivery.handle.reply, b"-NAK") for delivery in deliveries])
+        self._call(_Link.ask, [_Request(delivery.handle.reply, b"-NAK") for delivery in deliveries])
 
     def bury(self, delivery: Delivery, *, reason: str) -> None:
         self._call(_bury, delivery, reason)
@@ -154,13 +151,18 @@ class NatsBus:
                     f"takes {room:,} (max_payload without headers): raise max_payload there, or send less"
                 )
         for stream, run in groupby(messages, key=lambda message: stream_of(message.subject)):
-            for window in _windows([_Request(m.subject, m.body, _headers(m)) for m in run]):
+            requests = [
+                _Request(m.subject, m.body, {MSG_ID: f"{m.subject}:{_quoted(m.id)}", ID: _quoted(m.id)}) for m in run
+            ]
+            for window in _windows(requests):
                 if stream not in link.atomic or len(window) < ATOMIC_FROM or not await _send_at_once(link, window):
                     await _send(link, window)
 
     async def _pull(self, link: _Link, stream: str, group: str, limit: int, timeout_s: float) -> list[Delivery]:
         await self._tidy_now_and_then(link)
-        await link.ensure_consumer(stream, self._consumer(group))
+        if (stream, group) not in link.consumers:
+            await link.jetstream.add_consumer(stream, self._consumer(group))
+            link.consumers.add((stream, group))
         deadline = time.monotonic() + timeout_s
         while True:
             found = await link.fetch(stream, group, limit)
@@ -184,14 +186,12 @@ class NatsBus:
         self._next_tidy = time.monotonic() + TIDY_S
         for stream in (stream for stream in STREAMS if stream != DEAD_LETTERS):
             before = self._clock() - STREAMS[stream] * DAY_S
-            waiting = await _expire(link, stream, datetime.fromtimestamp(before, UTC))
-            if waiting is not None:
-                self._waiting.warn(stream, waiting.messages, self._clock() - waiting.since, waiting.groups)
+            late, since, slow = await _expire(link, stream, datetime.fromtimestamp(before, UTC))
+            if late > 0:
+                self._waiting.warn(stream, late, self._clock() - since, slow)
 
     def _consumer(self, group: str) -> ConsumerConfig:
         """A consumer without a delivery limit: we bury messages ourselves, the server would drop them silently."""
-        from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-
         waits = [self._ack_wait_s + wait for wait in self._backoff_s]
         return ConsumerConfig(
             name=group,
@@ -218,8 +218,6 @@ class NatsBus:
             raise
 
     async def _do(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        from nats.errors import Error, NoRespondersError
-
         link = None
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -264,9 +262,6 @@ class NatsBus:
 
     async def _ensure_streams(self, link: _Link) -> None:
         """Create the streams, or update ours; an operator's other settings stay."""
-        from nats.js.api import RetentionPolicy, StorageType, StreamConfig
-        from nats.js.errors import NotFoundError
-
         version = link.client.connected_server_version
         for name, days in STREAMS.items():
             ours: dict[str, Any] = {
@@ -274,10 +269,8 @@ class NatsBus:
                 "max_age": days * DAY_S
                 if name == DEAD_LETTERS
                 else 0.0,  # in other streams only acknowledged messages are removed
-                "duplicate_window": min(self._duplicates_s, days * DAY_S),
+                "duplicate_window": min(DUPLICATES_S, days * DAY_S),
             }
-            if self._replicas is not None:
-                ours["num_replicas"] = self._replicas
             if (version.major, version.minor) >= ATOMIC_SINCE:
                 ours["allow_atomic"] = True
                 link.atomic.add(name)
@@ -304,14 +297,6 @@ class _Request(NamedTuple):
     quiet: bool = False  # no answer is expected
 
 
-class _Waiting(NamedTuple):
-    """Messages beyond their stream's retention that not every group has acknowledged."""
-
-    messages: int
-    since: float  # when the oldest was published
-    groups: list[str]
-
-
 class _Handle(NamedTuple):
     """Of a delivery: where it is answered, and which message it is."""
 
@@ -325,16 +310,15 @@ class _Link:
     """One connection, from when it is made to when it breaks."""
 
     def __init__(self, *, timeout_s: float) -> None:
-        from nats.aio.client import Client
-
-        self.client: Client = Client()
-        self.jetstream: JetStreamContext = self.client.jetstream(timeout=timeout_s)
+        self.client = Client()
+        self.jetstream = self.client.jetstream(timeout=timeout_s)
         self.lost = asyncio.Event()
         self.trouble: Exception | None = None
         self._timeout_s = timeout_s
         self.atomic: set[str] = set()
         """Streams with atomic batches."""
-        self._consumers: set[tuple[str, str | None]] = set()
+        self.consumers: set[tuple[str, str]] = set()
+        """Streams and groups that are known to the server."""
         self._tokens = count()
         self._inbox = ""
         self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
@@ -362,11 +346,6 @@ class _Link:
     async def ask(self, requests: Sequence[_Request]) -> list[Msg]:
         """The answers in the order of the requests, which are sent concurrently."""
         return [answer for window in _windows(requests) for answer in await self._ask(window)]
-
-    async def ensure_consumer(self, stream: str, config: ConsumerConfig) -> None:
-        if (stream, config.name) not in self._consumers:
-            await self.jetstream.add_consumer(stream, config)
-            self._consumers.add((stream, config.name))
 
     async def fetch(self, stream: str, consumer: str, limit: int, *, wait_s: float = 0.0) -> list[Msg]:
         """Available messages up to a limit; if there are none, those that come before the timeout."""
@@ -435,10 +414,6 @@ class _Link:
                 future.set_result(None)
 
 
-async def _tell(link: _Link, requests: Sequence[_Request]) -> None:
-    await link.ask(requests)
-
-
 async def _send(link: _Link, requests: Sequence[_Request]) -> None:
     """Publish messages and wait until the server has confirmed that each is stored."""
     for request, answer in zip(requests, await link.ask(requests), strict=True):
@@ -485,8 +460,6 @@ async def _dead_letters(link: _Link, after: int, limit: int) -> list[DeadLetter]
 
 async def _replay(link: _Link, numbers: Sequence[int]) -> int:
     """Publish dead letters, then remove them: if the process dies in between, duplicates are dropped."""
-    from nats.js.errors import NotFoundError
-
     done = 0
     for number in numbers:
         try:
@@ -500,8 +473,6 @@ async def _replay(link: _Link, numbers: Sequence[int]) -> int:
 
 
 async def _pending(link: _Link, stream: str, group: str) -> int:
-    from nats.js.errors import NotFoundError
-
     try:
         info = await link.jetstream.consumer_info(stream, group)
     except NotFoundError:
@@ -509,11 +480,14 @@ async def _pending(link: _Link, stream: str, group: str) -> int:
     return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
 
-async def _expire(link: _Link, stream: str, before: datetime) -> _Waiting | None:
-    """Remove older messages that every group has acknowledged; return those that still wait."""
+async def _expire(link: _Link, stream: str, before: datetime) -> tuple[int, float, list[str]]:
+    """Remove older messages that every group has acknowledged.
+
+    Return how many still wait, when the oldest was published, and for which groups.
+    """
     oldest = await _first(link, stream, 0)
     if oldest is None or oldest.metadata.timestamp >= before:
-        return None
+        return 0, 0.0, []
     state, since = (await link.jetstream.stream_info(stream)).state, await _first(link, stream, before)
     newer = state.last_seq + 1 if since is None else since.metadata.sequence.stream
     consumers = await link.jetstream.consumers_info(stream)
@@ -524,7 +498,7 @@ async def _expire(link: _Link, stream: str, before: datetime) -> _Waiting | None
         await link.jetstream.purge_stream(stream, seq=end)
     late = newer - max(end, state.first_seq)
     slow = [name for name, floor in floors.items() if floor < newer - 1]
-    return _Waiting(late, oldest.metadata.timestamp.timestamp(), slow) if late > 0 else None
+    return late, oldest.metadata.timestamp.timestamp(), slow
 
 
 async def _first(link: _Link, stream: str, after: int | datetime) -> Msg | None:
@@ -551,8 +525,6 @@ async def _scan(
     link: _Link, stream: str, after: int | datetime, *, limit: int = 1000
 ) -> AsyncGenerator[list[Msg], None]:
     """All messages above a number or since a time, in batches."""
-    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-
     config = ConsumerConfig(
         name=f"scan-{link.client.new_inbox().rpartition('.')[2]}",
         deliver_policy=DeliverPolicy.BY_START_TIME if isinstance(after, datetime) else DeliverPolicy.BY_START_SEQUENCE,
@@ -587,10 +559,6 @@ async def _delete(link: _Link, stream: str, numbers: Sequence[int]) -> int:
     return done
 
 
-def _headers(message: Message) -> dict[str, str]:
-    return {MSG_ID: f"{message.subject}:{_quoted(message.id)}", ID: _quoted(message.id)}
-
-
 def _quoted(text: str) -> str:
     """The text, encoded for a header."""
     return quote(text, safe=":@+,/'()", errors="replace")
@@ -621,8 +589,6 @@ def _message(found: Msg) -> Message:
 
 
 def _check_answers(answers: Sequence[Msg | None]) -> list[Msg]:
-    from nats.errors import NoRespondersError
-
     good = [answer for answer in answers if answer is not None]
     if len(good) < len(answers):
         raise ConnectionError("the connection broke")

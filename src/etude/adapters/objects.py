@@ -60,9 +60,16 @@ class FolderBlobs:
             draft = path.with_name(f".{uuid4().hex}.draft")
             try:
                 write_file(draft, data)
-                return self._publish(draft, path, replace)
+                if replace:
+                    os.replace(draft, path)
+                else:
+                    os.link(draft, path)  # unlike a rename, it fails if the name exists
+                sync_folder(path.parent)
+            except FileExistsError:
+                return False
             finally:
                 draft.unlink(missing_ok=True)
+        return True
 
     def get(self, key: str) -> bytes | None:
         path = self._path(key)
@@ -96,17 +103,6 @@ class FolderBlobs:
     def _path(self, key: str) -> Path:
         return self.folder / checked_key(key)
 
-    def _publish(self, draft: Path, path: Path, replace: bool) -> bool:
-        if replace:
-            os.replace(draft, path)
-        else:
-            try:
-                os.link(draft, path)  # unlike a rename, it fails if the name exists
-            except FileExistsError:
-                return False
-        sync_folder(path.parent)
-        return True
-
     @contextmanager
     def _named(self, key: str) -> Iterator[None]:
         try:
@@ -122,64 +118,54 @@ class ObjectBlobs:
     """A blob store in a bucket."""
 
     def __init__(self, bucket: S3Store, *, url: str) -> None:
-        self._bucket, self._url = bucket, url
+        import obstore
+
+        self._bucket, self._url, self._obstore = bucket, url, obstore
 
     @property
     def url(self) -> str:
         return self._url
 
     def put(self, key: str, data: bytes, *, replace: bool = True) -> bool:
-        import obstore
-
         with self._named(key):
             try:
-                obstore.put(self._bucket, checked_key(key), data, mode="overwrite" if replace else "create")
-            except obstore.exceptions.AlreadyExistsError:
+                self._obstore.put(self._bucket, checked_key(key), data, mode="overwrite" if replace else "create")
+            except self._obstore.exceptions.AlreadyExistsError:
                 return False
         return True
 
     def get(self, key: str) -> bytes | None:
-        import obstore
-
         with self._named(key):
             try:
-                return bytes(obstore.get(self._bucket, checked_key(key)).bytes())
+                return bytes(self._obstore.get(self._bucket, checked_key(key)).bytes())
             except FileNotFoundError:
                 return None
 
     def stream(self, key: str) -> Iterator[bytes]:
-        import obstore
-
         with self._named(key):
-            for piece in obstore.get(self._bucket, checked_key(key)).stream(min_chunk_size=PIECE):
+            for piece in self._obstore.get(self._bucket, checked_key(key)).stream(min_chunk_size=PIECE):
                 yield bytes(piece)
 
     def keys(self, prefix: str = "") -> list[str]:
-        import obstore
-
         folder = prefix.rpartition("/")[0]  # a bucket lists by whole folder names
         with self._named(prefix):
-            pages = obstore.list(self._bucket, folder or None)
+            pages = self._obstore.list(self._bucket, folder or None)
             return sorted(entry["path"] for page in pages for entry in page if entry["path"].startswith(prefix))
 
     def delete(self, key: str) -> bool:
-        import obstore
-
         with self._named(key):
             try:
-                obstore.head(self._bucket, checked_key(key))
+                self._obstore.head(self._bucket, checked_key(key))
             except FileNotFoundError:
                 return False
-            obstore.delete(self._bucket, key)
+            self._obstore.delete(self._bucket, key)
         return True
 
     @contextmanager
     def _named(self, key: str) -> Iterator[None]:
-        from obstore.exceptions import BaseError
-
         try:
             yield
-        except (BaseError, OSError) as error:
+        except (self._obstore.exceptions.BaseError, OSError) as error:
             message = str(error).partition("\n\nDebug source")[0]
             raise StoreError(
                 f"{self.url}: {key!r}: {message}: make sure that the bucket is there, its address right, and the "

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from etude.adapters.forking import ForkGate
-from etude.adapters.memory_bus import (
+from etude.adapters.connections import Connections, Step, advice, error_code, migrate, run_script
+from etude.adapters.delivery import (
     ACK_WAIT_S,
     BACKOFF_S,
     DAY_S,
@@ -28,7 +29,6 @@ from etude.adapters.memory_bus import (
 from etude.contracts.bus import DeadLetter, Delivery, Message
 from etude.contracts.errors import BusError
 from etude.contracts.subjects import DEAD_LETTERS, STREAMS, stream_of
-from etude.files.durable import make_file, make_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,34 +36,33 @@ Item = TypeVar("Item")
 Handle = tuple[str, str, int]
 """Handle of a delivery: stream, group, number."""
 
-MIGRATIONS: tuple[str, ...] = (
-    # Acknowledged messages of a group are not listed: they are all up to its cursor, except those in `given`.
-    # AUTOINCREMENT, since a reused number would be below the cursors. Bodies are last, so that the columns before them
-    # are read without overflow pages.
-    """
-    CREATE TABLE message (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, stream TEXT NOT NULL, subject TEXT NOT NULL, id TEXT NOT NULL,
-        time REAL NOT NULL, body BLOB NOT NULL
-    );
-    CREATE INDEX message_by_stream ON message (stream, number);
-    CREATE TABLE seen (
-        number INTEGER PRIMARY KEY, time REAL NOT NULL, subject TEXT NOT NULL, id TEXT NOT NULL, UNIQUE (subject, id)
-    );
-    CREATE TABLE consumers (
-        stream TEXT NOT NULL, name TEXT NOT NULL, cursor INTEGER NOT NULL, PRIMARY KEY (stream, name)
-    ) WITHOUT ROWID;
-    CREATE TABLE given (
-        stream TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL, due REAL NOT NULL,
-        PRIMARY KEY (stream, name, number)
-    ) WITHOUT ROWID;
-    CREATE INDEX given_by_due ON given (stream, name, due);
-    CREATE INDEX given_by_number ON given (number);
-    CREATE TABLE dead_letter (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, subject TEXT NOT NULL, id TEXT NOT NULL, attempts INTEGER NOT NULL,
-        time REAL NOT NULL, reason TEXT NOT NULL, body BLOB NOT NULL
-    );
-    """,
-)
+# Acknowledged messages of a group are not listed: they are all up to its cursor, except those in `given`.
+# AUTOINCREMENT, since a reused number would be below the cursors. Bodies are last, so that the columns before them
+# are read without overflow pages.
+SCHEMA = """
+CREATE TABLE message (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, stream TEXT NOT NULL, subject TEXT NOT NULL, id TEXT NOT NULL,
+    time REAL NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX message_by_stream ON message (stream, number);
+CREATE TABLE seen (
+    number INTEGER PRIMARY KEY, time REAL NOT NULL, subject TEXT NOT NULL, id TEXT NOT NULL, UNIQUE (subject, id)
+);
+CREATE TABLE consumers (
+    stream TEXT NOT NULL, name TEXT NOT NULL, cursor INTEGER NOT NULL, PRIMARY KEY (stream, name)
+) WITHOUT ROWID;
+CREATE TABLE given (
+    stream TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL, due REAL NOT NULL,
+    PRIMARY KEY (stream, name, number)
+) WITHOUT ROWID;
+CREATE INDEX given_by_due ON given (stream, name, due);
+CREATE INDEX given_by_number ON given (number);
+CREATE TABLE dead_letter (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, subject TEXT NOT NULL, id TEXT NOT NULL, attempts INTEGER NOT NULL,
+    time REAL NOT NULL, reason TEXT NOT NULL, body BLOB NOT NULL
+);
+"""
+MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=SCHEMA),)
 
 PATIENCE_S = 5.0
 """Seconds that a transaction waits for those of other processes."""
@@ -76,7 +75,14 @@ CHECKPOINT_BYTES, CHECKPOINT_S, MAX_LOG_PAGES = 4 << 20, 0.2, 1 << 13
 """A long write-ahead log is copied into the file in the background; at its maximum, publishers copy it."""
 TIDY_S = 60.0
 PAGE_BYTES = 4096
-NO_LIMIT = (1 << 30) - 1
+PRAGMAS = (
+    f"page_size = {PAGE_BYTES}",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "secure_delete = ON",
+    f"wal_autocheckpoint = {MAX_LOG_PAGES}",
+    f"journal_size_limit = {MAX_LOG_PAGES * PAGE_BYTES}",
+)
 
 
 class Outbox:
@@ -93,26 +99,18 @@ class Outbox:
         ack_wait_s: float = ACK_WAIT_S,
         max_deliveries: int = MAX_DELIVERIES,
         backoff_s: Sequence[float] = BACKOFF_S,
-        max_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """BusError if the file cannot be created or is not an outbox. `max_bytes` is the maximum size of the file."""
+        """BusError if the file cannot be created or is not an outbox."""
         self._path = path
         self._ack_wait_s, self._max_deliveries, self._backoff_s = ack_wait_s, max_deliveries, tuple(backoff_s)
-        self._max_bytes, self._clock = max_bytes, clock
-        self._idle: list[sqlite3.Connection] = []
-        self._turn, self._published, self._checkpointing = Lock(), Condition(), Lock()
-        self._closed = False
-        self._gate = ForkGate(close_idle=self._close_idle, renew=self._renew)
+        self._clock = clock
+        self._published, self._checkpointing = Condition(), Lock()
         self._tidied, self._next_checkpoint = time.monotonic(), 0.0
         self._waiting = WaitingLog(str(path))
+        self._connections = Connections(path, PRAGMAS, error=BusError, renew=self._renew)
         try:
-            make_folder(path.parent)
-            make_file(path)  # SQLite gives its write-ahead log the same mode
-        except OSError as error:
-            raise BusError(f"{path}: cannot be opened ({error.strerror}): choose another place for it") from error
-        try:
-            self._write(_migrate, path)
+            self._do(migrate, path, MIGRATIONS, error=BusError)
             self._tidy()
         except BaseException:
             self.close()
@@ -124,11 +122,13 @@ class Outbox:
             self._write(self._publish, rows)
             with self._published:
                 self._published.notify_all()
-            self._checkpoint_in_background()
+            self._checkpoint(in_background=True)
 
     def pull(self, stream: str, group: str, *, limit: int, timeout_s: float) -> list[Delivery]:
         check_stream(stream)
-        self._tidy_now_and_then()
+        if time.monotonic() - self._tidied >= TIDY_S:
+            self._tidied = time.monotonic()
+            self._tidy()
         deadline, pause_s = time.monotonic() + timeout_s, 0.001
         while True:
             found: list[Delivery] = []
@@ -196,30 +196,16 @@ class Outbox:
         return count
 
     def close(self) -> None:
-        self._closed = True
-        self._close_idle()
+        self._connections.close()
         with self._checkpointing:  # the thread has ended, or finds the outbox closed
             pass
 
     def _publish(self, db: sqlite3.Connection, rows: Sequence[tuple[str, str, str, bytes]]) -> None:
         now = self._clock()
-        with self._room(db):
-            for stream, subject, id, body in rows:
-                seen = "INSERT OR IGNORE INTO seen (time, subject, id) VALUES (?, ?, ?)"
-                if db.execute(seen, (now, subject, id)).rowcount:
-                    _insert(db, stream, subject, id, now, body)
-
-    @contextmanager
-    def _room(self, db: sqlite3.Connection) -> Iterator[None]:
-        """Apply the size limit, to publishers only: removing messages also needs pages before it frees any."""
-        if self._max_bytes is None:
-            yield
-            return
-        db.execute(f"PRAGMA max_page_count = {self._max_bytes // PAGE_BYTES}")
-        try:
-            yield
-        finally:
-            db.execute(f"PRAGMA max_page_count = {NO_LIMIT}")
+        for stream, subject, id, body in rows:
+            seen = "INSERT OR IGNORE INTO seen (time, subject, id) VALUES (?, ?, ?)"
+            if db.execute(seen, (now, subject, id)).rowcount:
+                _insert(db, stream, subject, id, now, body)
 
     def _has_some(self, db: sqlite3.Connection, stream: str, group: str) -> bool:
         query = """SELECT NOT EXISTS (SELECT 1 FROM consumers WHERE stream = :stream AND name = :name)
@@ -288,30 +274,21 @@ class Outbox:
             after = rows[-1][0]
         return count, last
 
-    def _tidy_now_and_then(self) -> None:
-        if time.monotonic() - self._tidied >= TIDY_S:
-            self._tidied = time.monotonic()
-            self._tidy()
-
     def _tidy(self) -> None:
         """Remove expired messages and old ids."""
-        now = self._clock()
+        now, oldest = self._clock(), "SELECT time FROM message WHERE stream = ? ORDER BY number LIMIT 1"
         self._remove_older("dead_letter", now - STREAMS[DEAD_LETTERS] * DAY_S, _remove_dead)
         for stream in STREAMS:
             groups = [name for (name,) in self._read("SELECT name FROM consumers WHERE stream = ?", stream)]
             before = now - STREAMS[stream] * DAY_S
             if may_expire(stream, groups):
                 self._remove_older(f"message WHERE stream = '{stream}'", before, _remove)
-            else:  # messages that every group has acknowledged are already removed
-                self._warn_of_waiting(stream, before, groups)
-        self._remove_older("seen", now - REMEMBERED_S, _forget)
+            elif (found := self._read(oldest, stream)) and found[0][0] < before:
+                # Messages that every group has acknowledged are already removed.
+                ((count,),) = self._read("SELECT count(*) FROM message WHERE stream = ? AND time < ?", stream, before)
+                self._waiting.warn(stream, count, now - found[0][0], groups)
+        self._remove_older("seen", now - REMEMBERED_S, partial(_remove_from, table="seen"))
         self._checkpoint()
-
-    def _warn_of_waiting(self, stream: str, before: float, groups: Sequence[str]) -> None:
-        oldest = self._read("SELECT time FROM message WHERE stream = ? ORDER BY number LIMIT 1", stream)
-        if oldest and oldest[0][0] < before:
-            ((count,),) = self._read("SELECT count(*) FROM message WHERE stream = ? AND time < ?", stream, before)
-            self._waiting.warn(stream, count, self._clock() - oldest[0][0], groups)
 
     def _remove_older(
         self, rows: str, before: float, remove: Callable[[sqlite3.Connection, Sequence[int]], int]
@@ -330,14 +307,13 @@ class Outbox:
             total += self._write(do, items[start : start + CHUNK])
         return total
 
-    def _checkpoint_in_background(self) -> None:
-        """Start a checkpoint in its own thread, so that a publisher does not wait for it."""
+    def _checkpoint(self, *, in_background: bool = False) -> None:
+        """Copy a long log into the file; a publisher does not wait for it."""
         if self._log_is_long() and self._checkpointing.acquire(blocking=False):
-            Thread(target=self._checkpoint_and_release, name="outbox-checkpoint", daemon=True).start()
-
-    def _checkpoint(self) -> None:
-        if self._log_is_long() and self._checkpointing.acquire(blocking=False):
-            self._checkpoint_and_release()
+            if in_background:
+                Thread(target=self._checkpoint_and_release, name="outbox-checkpoint", daemon=True).start()
+            else:
+                self._checkpoint_and_release()
 
     def _log_is_long(self) -> bool:
         """Whether the log is long enough to copy, which syncs the disk twice; checked only from time to time."""
@@ -368,13 +344,8 @@ class Outbox:
 
         def transact(db: sqlite3.Connection) -> T:
             db.execute("BEGIN IMMEDIATE")
-            try:
-                result = do(db, *args, **kwargs)
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
+            result = do(db, *args, **kwargs)
+            db.execute("COMMIT")
             return result
 
         return self._do(transact)
@@ -384,90 +355,19 @@ class Outbox:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with self._connection() as db:
+                with self._connections.use() as db:
                     return do(db, *args, **kwargs)
             except sqlite3.Error as error:
-                if not _is(error, sqlite3.SQLITE_BUSY) or time.monotonic() > deadline:
-                    raise self._translated(error) from error
+                if error_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise BusError(f"{self._path}: {advice(error)}") from error
             time.sleep(POLL_S)
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """An idle or new connection."""
-        with self._gate.use():
-            with self._turn:
-                if self._closed:
-                    raise BusError(f"{self._path}: the outbox is closed: open it again")
-                db = self._idle.pop() if self._idle else None
-            if db is None:
-                db = _connect(self._path)
-            try:
-                yield db
-            finally:
-                with self._turn:
-                    if not self._closed:
-                        self._idle.append(db)
-                if self._closed:
-                    db.close()
-
-    def _close_idle(self) -> None:
-        with self._turn:
-            idle, self._idle = self._idle, []
-        for db in idle:
-            db.close()
-
     def _renew(self) -> None:
-        """Drop the parent's connections in a forked child."""
-        self._turn, self._published, self._checkpointing = Lock(), Condition(), Lock()
-
-    def _translated(self, error: sqlite3.Error) -> BusError:
-        if _is(error, sqlite3.SQLITE_FULL):
-            limit = "" if self._max_bytes is None else f", or the file has its {self._max_bytes:,} bytes"
-            todo = "free some space, or let consumers take what waits, and do it again"
-            return BusError(f"{self._path}: the disk is full{limit}: nothing was written; {todo}")
-        if _is(error, sqlite3.SQLITE_BUSY):
-            return BusError(
-                f"{self._path}: another process kept it locked for {PATIENCE_S:g} s: end what holds it, and do it again"
-            )
-        if _is(error, sqlite3.SQLITE_NOTADB) or _is(error, sqlite3.SQLITE_CORRUPT):
-            return BusError(f"{self._path}: is no outbox, or damaged ({error}): move it away, or choose another place")
-        return BusError(f"{self._path}: cannot be read or written ({error}): check the disk and its permissions")
+        self._published, self._checkpointing = Condition(), Lock()
 
 
 class _BusyError(sqlite3.OperationalError):
     sqlite_errorcode = sqlite3.SQLITE_BUSY
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in (
-            f"page_size = {PAGE_BYTES}",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "secure_delete = ON",
-            f"wal_autocheckpoint = {MAX_LOG_PAGES}",
-            f"journal_size_limit = {MAX_LOG_PAGES * PAGE_BYTES}",
-        ):
-            db.execute(f"PRAGMA {pragma}").fetchall()
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        raise BusError(
-            f"{path}: was made by a newer Etude (version {version}): upgrade this one, or choose another place"
-        )
-    if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone():
-        raise BusError(f"{path}: is another program's database: choose another place")
-    for migration in MIGRATIONS[version:]:
-        for statement in migration.split(";"):
-            db.execute(statement)
-    db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
 def _insert(db: sqlite3.Connection, stream: str, subject: str, id: str, now: float, body: bytes) -> None:
@@ -502,24 +402,18 @@ def _change_given(db: sqlite3.Connection, rows: Sequence[tuple[int, float, str, 
 
 
 def _remove(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
-    rows = [(number,) for number in numbers]
-    db.executemany("DELETE FROM given WHERE number = ?", rows)
-    return db.executemany("DELETE FROM message WHERE number = ?", rows).rowcount
+    _remove_from(db, numbers, "given")
+    return _remove_from(db, numbers, "message")
 
 
-def _remove_dead(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
-    return db.executemany("DELETE FROM dead_letter WHERE number = ?", [(number,) for number in numbers]).rowcount
+def _remove_from(db: sqlite3.Connection, numbers: Sequence[int], table: str) -> int:
+    return db.executemany(f"DELETE FROM {table} WHERE number = ?", [(number,) for number in numbers]).rowcount
 
 
-def _forget(db: sqlite3.Connection, numbers: Sequence[int]) -> int:
-    return db.executemany("DELETE FROM seen WHERE number = ?", [(number,) for number in numbers]).rowcount
+_remove_dead = partial(_remove_from, table="dead_letter")
 
 
 def _truncate_log(db: sqlite3.Connection) -> None:
     """Truncate the log, which still has the old content of overwritten pages."""
     if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
         raise _BusyError("a reader holds the log")
-
-
-def _is(error: sqlite3.Error, code: int) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == code

@@ -2,16 +2,17 @@
 
 trajectories   one narrow row each, indexed       bodies    their bytes, which counting never reads
 feedback, rewards   whole, by trajectory          scores    the reward of each trajectory under each version
+early   feedback that came before its trajectory, kept by triggers
 cells, reward_cells   totals by day, problem, policy and outcome, updated with every write: `stats` reads only these
 """
 
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -19,7 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from etude.adapters.forking import ForkGate
+from etude.adapters.connections import Connections, Step, advice, migrate, run_script
 from etude.adapters.summaries import (
     DAY_US,
     FIRST_US,
@@ -27,31 +28,36 @@ from etude.adapters.summaries import (
     OUTCOMES,
     SUCCESS,
     Cell,
-    RatingTotals,
+    bounds,
     checked,
     checked_limit,
     conditions,
-    context_of,
     detail_of,
     micros,
     moment,
     page_of,
-    rating_totals,
     read_cursor,
+    row_of,
     stats_of,
+    trajectory_of,
 )
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
 from etude.contracts.store import Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
-from etude.files.durable import make_file, make_folder
 
 APPLICATION_ID = 0x45747564
 PAGE_BYTES = 8192
 WAL_PAGES = 4096
 """Pages of the write-ahead log after which it is copied into the file."""
-CACHE_KIB = 32 << 10
+PRAGMAS = (
+    f"page_size = {PAGE_BYTES}",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    f"cache_size = -{32 << 10}",  # KiB
+    f"wal_autocheckpoint = {WAL_PAGES}",
+)
 REMOVED = 10_000
 """Number of trajectories removed per batch."""
 
@@ -106,6 +112,16 @@ CREATE TABLE reward_cells (
 ) WITHOUT ROWID;
 """
 
+EARLY = (
+    "CREATE TABLE early (id TEXT NOT NULL PRIMARY KEY, trajectory TEXT NOT NULL) WITHOUT ROWID",
+    "INSERT INTO early SELECT id, trajectory FROM feedback WHERE trajectory NOT IN (SELECT id FROM trajectories)",
+    "CREATE TRIGGER feedback_is_early AFTER INSERT ON feedback WHEN NOT EXISTS (SELECT 1 FROM trajectories WHERE id = "
+    "NEW.trajectory) BEGIN INSERT INTO early VALUES (NEW.id, NEW.trajectory); END",
+    "CREATE TRIGGER feedback_is_removed AFTER DELETE ON feedback BEGIN DELETE FROM early WHERE id = OLD.id; END",
+)
+WAITING = "SELECT count(*) FROM early e WHERE NOT EXISTS (SELECT 1 FROM trajectories t WHERE t.id = e.trajectory)"
+"""Feedback whose trajectory has not arrived: only what came before its trajectory is looked up."""
+
 KEY = f"""
     (t.time - ((t.time % {DAY_US}) + {DAY_US}) % {DAY_US}) / {DAY_US}, t.problem, coalesce(t.policy, ''),
     coalesce(t.success, -1)
@@ -121,6 +137,15 @@ COLUMNS = """
 """Columns in the order of Summary."""
 SCORED = "FROM trajectories t LEFT JOIN scores s ON s.seq = t.seq AND s.version = ?"
 
+TABLES: dict[type[Event], str] = {
+    Trajectory: "trajectories JOIN bodies USING (seq)",
+    Feedback: "feedback",
+    Reward: "rewards",
+}
+REFUSED = """
+    SELECT EXISTS (SELECT 1 FROM forgotten WHERE (kind, id) = ('trajectory', ?) OR (kind, id) = (?, ?)),
+        EXISTS (SELECT 1 FROM opt_outs WHERE user = ?)
+"""
 Key = tuple[int, str, str, int]
 
 
@@ -128,32 +153,20 @@ class SqliteStore:
     """An ExperienceStore in a file, created if missing; several processes and threads may use it at once.
 
     `forget` leaves no byte of the erased data: it rewrites the file, which takes the time and space of a copy.
-    `max_bytes` is the maximum size of the file: beyond it, events are refused as on a full disk. A writer waits up to
-    `timeout_s` for another.
+    A writer waits up to `timeout_s` for another.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float = 30.0, max_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, timeout_s: float = 30.0) -> None:
         """StoreError if the file is not a store, is of a newer Etude, is damaged, or cannot be written."""
         self.path = path
-        self._timeout_s, self._max_bytes = timeout_s, max_bytes
-        self._idle: list[sqlite3.Connection] = []
-        self._turn, self._closed = Lock(), False
-        self._gate = ForkGate(close_idle=self._close_idle, renew=self._renew)
-        with self._translated():
-            try:
-                make_folder(path.parent)
-                make_file(path)  # SQLite gives its write-ahead log the same mode
-            except OSError as error:
-                raise StoreError(
-                    f"{path}: cannot be made ({error.strerror}): check that its folder may be written"
-                ) from error
-            connection = self._connect()
-            try:
-                _migrate(connection, path)
-            except BaseException:
-                connection.close()
-                raise
-            self._idle.append(connection)
+        self._timeout_s, self._turn = timeout_s, Lock()
+        self._connections = Connections(path, PRAGMAS, error=StoreError, renew=self._renew, timeout_s=timeout_s)
+        try:
+            with self._connection() as db:
+                migrate(db, path, MIGRATIONS, error=StoreError, application=APPLICATION_ID)
+        except BaseException:
+            self.close()
+            raise
 
     def ping(self) -> None:
         with self._reading() as db:
@@ -198,8 +211,9 @@ class SqliteStore:
         condition, values = _condition(where)
         with self._reading() as db:
             cells = list(_cells(db, where, version))
+            (waiting,) = db.execute(WAITING).fetchone()
             if not cells:
-                return stats_of([], users=0, first=None, last=None)
+                return stats_of([], users=0, first=None, last=None, waiting=waiting)
             # The index by user has the times too; for anything else, reading in its order is slower than counting.
             indexed = where == Where(user=where.user, since=where.since, until=where.until)
             distinct = "count(*) FROM (SELECT DISTINCT t.user {} AND t.user IS NOT NULL)"
@@ -211,7 +225,7 @@ class SqliteStore:
                     "t.time {} ORDER BY t.time DESC LIMIT 1",
                 )
             )
-        return stats_of(cells, users=users, first=first, last=last)
+        return stats_of(cells, users=users, first=first, last=last, waiting=waiting)
 
     def forget(self, user: str) -> list[str]:
         pending = sha256(user.encode("utf-8", "surrogatepass")).digest()
@@ -280,15 +294,9 @@ class SqliteStore:
         return dict(sorted(counts.items()))
 
     def close(self) -> None:
-        self._closed = True
-        self._close_idle()
-
-    def _close_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        self._connections.close()
 
     def _renew(self) -> None:
-        """Drop the parent's connections in a forked child."""
         self._turn = Lock()
 
     @contextmanager
@@ -307,40 +315,6 @@ class SqliteStore:
             yield db
             db.execute("COMMIT")
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """An idle or new connection, used by this block only."""
-        if self._closed:
-            raise StoreError(f"{self.path}: the store is closed: open it again")
-        with self._gate.use(), self._translated():
-            try:
-                db = self._idle.pop()
-            except IndexError:
-                db = self._connect()
-            try:
-                yield db
-            except BaseException:
-                db.close()  # rolls back an open transaction
-                raise
-            self._idle.append(db)
-            if self._closed:
-                self.close()
-
-    def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False)
-        try:
-            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            _to_wal(db, self._timeout_s)
-            db.execute("PRAGMA synchronous = FULL")
-            db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-            db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
-            if self._max_bytes is not None:
-                db.execute(f"PRAGMA max_page_count = {max(1, self._max_bytes // PAGE_BYTES)}")
-        except BaseException:
-            db.close()
-            raise
-        return db
-
     def _scrub(self) -> None:
         """Rewrite the file and empty its log: SQLite leaves copies of moved rows, which DELETE does not erase."""
         with self._turn, self._connection() as db:
@@ -353,76 +327,18 @@ class SqliteStore:
             )
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
-            yield
+            with self._connections.use() as db:
+                yield db
         except UnicodeEncodeError as error:
             raise StoreError(f"{self.path}: {error.object!r:.80} is not text: expected what UTF-8 can say") from error
         except (sqlite3.Error, OverflowError) as error:
-            raise StoreError(f"{self.path}: {_advice(error)}") from error
-
-
-def _to_wal(db: sqlite3.Connection, timeout_s: float) -> None:
-    """Switch to WAL mode; SQLite itself does not wait for another process that does the same."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.005)
-
-
-def _advice(error: Exception) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the other bits are the extended code
-    advice = {
-        sqlite3.SQLITE_FULL: "free some space or raise its limit, then do it again: nothing of it was written",
-        sqlite3.SQLITE_NOTADB: "this file is no SQLite database: choose another path",
-        sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a backup, or try `sqlite3 FILE .recover`",
-        sqlite3.SQLITE_CANTOPEN: "check that its folder exists and may be written",
-        sqlite3.SQLITE_READONLY: "check that the file and its folder may be written",
-        sqlite3.SQLITE_BUSY: "another process has been writing for too long: do it again, or raise timeout_s",
-        sqlite3.SQLITE_IOERR: "check the disk and the space on it, then do it again: nothing of it was written",
-    }
-    return f"{error}: {advice.get(code, 'nothing of it was written')}"
-
-
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Migrate to the newest version, one transaction per step."""
-    if _version(db, path) == len(MIGRATIONS):
-        return
-    db.execute("BEGIN IMMEDIATE")
-    version = _version(db, path)  # another process may have been faster
-    for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
-        step(db)
-        db.execute(f"PRAGMA user_version = {number}")
-    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    db.execute("COMMIT")
-
-
-def _version(db: sqlite3.Connection, path: Path) -> int:
-    """The version of the file, 0 for a new one; StoreError if it is not an Etude store."""
-    tables, version, application = (
-        int(db.execute(query).fetchone()[0])
-        for query in ("SELECT count(*) FROM sqlite_schema", "PRAGMA user_version", "PRAGMA application_id")
-    )
-    if tables and application != APPLICATION_ID:
-        raise StoreError(f"{path}: is a database of something else than Etude: choose another path")
-    if version > len(MIGRATIONS):
-        raise StoreError(
-            f"{path}: has version {version}, and this Etude knows {len(MIGRATIONS)}: upgrade it, or choose another path"
-        )
-    return version
-
-
-def _make_events(db: sqlite3.Connection) -> None:
-    _run(db, EVENTS)
+            raise StoreError(f"{self.path}: {advice(error)}") from error
 
 
 def _make_totals(db: sqlite3.Connection) -> None:
-    _run(db, TOTALS)
+    run_script(db, TOTALS)
     _count_again(db, [(FIRST_US // DAY_US, LAST_US // DAY_US + 1)])
 
 
@@ -436,13 +352,12 @@ def _write_problems(db: sqlite3.Connection) -> None:
     )
 
 
-def _run(db: sqlite3.Connection, script: str) -> None:
-    """Run statements one by one, since `executescript` would commit first."""
-    for statement in script.split(";"):
+def _find_early(db: sqlite3.Connection) -> None:
+    for statement in EARLY:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_make_events, _make_totals, _write_problems)
+MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=EVENTS), _make_totals, _write_problems, _find_early)
 """Migrations from each version to the next; existing ones never change, new ones are appended."""
 
 
@@ -455,124 +370,52 @@ class _Batch:
         self.reward_cells: dict[tuple[int, Key], list[float]] = {}
 
     def add(self, event: Event, body: bytes) -> Stored:
-        if isinstance(event, Trajectory):
-            return self._trajectory(event, body)
-        if isinstance(event, Feedback):
-            return self._feedback(event, body)
-        assert isinstance(event, Reward)
-        return self._reward(event, body)
-
-    def _trajectory(self, event: Trajectory, body: bytes) -> Stored:
-        refused = self._refused("trajectory", event.id, event.id, event.user)
-        if refused:
-            return refused
-        known = "SELECT body = ? FROM bodies WHERE seq = (SELECT seq FROM trajectories WHERE id = ?)"
-        if found := self.db.execute(known, (body, event.id)).fetchone():
+        table, user = TABLES[type(event)], getattr(event, "user", None)
+        forgotten, opted_out = self.db.execute(REFUSED, (trajectory_of(event), table, event.id, user)).fetchone()
+        if forgotten or opted_out:
+            return Stored.FORGOTTEN if forgotten else Stored.OPTED_OUT
+        if found := self.db.execute(f"SELECT body = ? FROM {table} WHERE id = ?", (body, event.id)).fetchone():
             return Stored.DUPLICATE if found[0] else Stored.CONFLICT
-        early = self.db.execute(
-            "SELECT total(said), total(score), total(scores) FROM feedback WHERE trajectory = ?", (event.id,)
-        ).fetchone()
-        versions = self.db.execute(
-            "SELECT version, count(*) FROM rewards WHERE trajectory = ? GROUP BY version", (event.id,)
-        ).fetchall()
-        own, outcome = rating_totals(event.feedback), event.outcome
-        totals = RatingTotals(own.ratings + int(early[0]), own.score + early[1], own.scores + int(early[2]))
-        us, rewards = micros(event.time), sum(count for _, count in versions)
-        seq = self.db.execute(
-            "INSERT INTO trajectories VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                event.id,
-                us,
-                event.problem,
-                event.policy,
-                event.agent,
-                event.user,
-                event.group,
-                event.tenant,
-                outcome.success,
-                outcome.cost_usd,
-                outcome.latency_ms,
-                context_of(event.problem, event.task),
-                len(event.decisions),
-                len(event.turns),
-                len(body),
-                *totals,
-                rewards,
-            ),
-        ).lastrowid
+        row = row_of(event, len(body))
+        if isinstance(event, Trajectory):
+            self._trajectory(row, body)
+            return Stored.NEW
+        self.db.execute(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, body))
+        if known := self._found(trajectory_of(event)):
+            if isinstance(event, Reward):
+                self._score(*known, event.trajectory_id, event.version)
+            else:
+                self._rate(*known, row[4:])
+        return Stored.NEW
+
+    def _trajectory(self, row: Sequence[Any], body: bytes) -> None:
+        insert = "INSERT INTO trajectories VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"
+        seq = self.db.execute(insert, row).lastrowid
         assert seq is not None
         self.db.execute("INSERT INTO bodies VALUES (?, ?)", (seq, body))
-        key = _key(us, event.problem, event.policy, outcome.success)
-        cost, latency = outcome.cost_usd, outcome.latency_ms
-        self._count(
-            key,
-            (
-                1,
-                len(event.decisions),
-                len(event.turns),
-                totals.ratings,
-                rewards,
-                len(body),
-                cost or 0.0,
-                int(cost is not None),
-                latency or 0.0,
-                int(latency is not None),
-            ),
-        )
-        for version, _ in versions:
-            self._score(seq, event.id, version, key)
-        return Stored.NEW
-
-    def _feedback(self, event: Feedback, body: bytes) -> Stored:
-        refused = self._refused("feedback", event.id, event.trajectory_id, event.user)
-        if refused:
-            return refused
-        if found := self.db.execute("SELECT body = ? FROM feedback WHERE id = ?", (body, event.id)).fetchone():
-            return Stored.DUPLICATE if found[0] else Stored.CONFLICT
-        totals = rating_totals([event])
-        row = (event.id, event.trajectory_id, event.user, micros(event.time), *totals, body)
-        self.db.execute("INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        if found := self._found(event.trajectory_id):
-            self._rate(*found, totals)
-        return Stored.NEW
-
-    def _reward(self, event: Reward, body: bytes) -> Stored:
-        refused = self._refused("reward", event.id, event.trajectory_id, None)
-        if refused:
-            return refused
-        if found := self.db.execute("SELECT body = ? FROM rewards WHERE id = ?", (body, event.id)).fetchone():
-            return Stored.DUPLICATE if found[0] else Stored.CONFLICT
-        row = (event.id, event.trajectory_id, event.version, event.revision, micros(event.time))
-        self.db.execute(
-            "INSERT INTO rewards VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, event.total, event.confidence, body)
-        )
-        if found := self._found(event.trajectory_id):
-            seq, key = found
-            self.db.execute("UPDATE trajectories SET rewards = rewards + 1 WHERE seq = ?", (seq,))
-            self._count(key, (0, 0, 0, 0, 1, 0, 0, 0, 0, 0))
-            self._score(seq, event.trajectory_id, event.version, key)
-        return Stored.NEW
+        id, us, problem, policy, *_, success, cost, latency, _, decisions, turns, size, said, _, _ = row
+        key = _key(us, problem, policy, success)
+        known = (cost or 0.0, cost is not None, latency or 0.0, latency is not None)
+        self._count(key, (1, decisions, turns, said, 0, size, *known))
+        for totals in self.db.execute(
+            "SELECT said, score, scores FROM feedback WHERE trajectory = ?", (id,)
+        ).fetchall():
+            self._rate(seq, key, totals)
+        for (version,) in self.db.execute("SELECT version FROM rewards WHERE trajectory = ?", (id,)).fetchall():
+            self._score(seq, key, id, version)
 
     def take_back_ratings(self, user: str) -> None:
         """Remove a user's ratings of any trajectory."""
         query = "SELECT trajectory, sum(said), sum(score), sum(scores) FROM feedback WHERE user = ? GROUP BY trajectory"
         for trajectory, *totals in self.db.execute(query, (user,)).fetchall():
             if found := self._found(trajectory):
-                self._rate(*found, RatingTotals(*(-part for part in totals)))
+                self._rate(*found, [-part for part in totals])
         self.db.execute("DELETE FROM feedback WHERE user = ?", (user,))
 
-    def _rate(self, seq: int, key: Key, totals: RatingTotals) -> None:
+    def _rate(self, seq: int, key: Key, totals: Sequence[float]) -> None:
         change = "UPDATE trajectories SET said = said + ?, score = score + ?, scores = scores + ? WHERE seq = ?"
         self.db.execute(change, (*totals, seq))
-        self._count(key, (0, 0, 0, totals.ratings, 0, 0, 0, 0, 0, 0))
-
-    def _refused(self, kind: str, identity: str, trajectory: str, user: str | None) -> Stored | None:
-        forgotten, opted_out = self.db.execute(
-            "SELECT EXISTS (SELECT 1 FROM forgotten WHERE (kind, id) = ('trajectory', ?) OR (kind, id) = (?, ?)), "
-            "EXISTS (SELECT 1 FROM opt_outs WHERE user = ?)",
-            (trajectory, kind, identity, user),
-        ).fetchone()
-        return Stored.FORGOTTEN if forgotten else Stored.OPTED_OUT if opted_out else None
+        self._count(key, (0, 0, 0, totals[0], 0, 0, 0, 0, 0, 0))
 
     def _found(self, trajectory: str) -> tuple[int, Key] | None:
         row = self.db.execute(
@@ -580,8 +423,10 @@ class _Batch:
         ).fetchone()
         return None if row is None else (row[0], _key(*row[1:]))
 
-    def _score(self, seq: int, trajectory: str, version: int, key: Key) -> None:
-        """Set the score of a trajectory to the reward of its last revision."""
+    def _score(self, seq: int, key: Key, trajectory: str, version: int) -> None:
+        """Count a reward, and set the score of its trajectory to that of the last revision."""
+        self.db.execute("UPDATE trajectories SET rewards = rewards + 1 WHERE seq = ?", (seq,))
+        self._count(key, (0, 0, 0, 0, 1, 0, 0, 0, 0, 0))
         old = self.db.execute("SELECT total, confidence FROM scores WHERE (seq, version) = (?, ?)", (seq, version))
         before = old.fetchone()
         total, confidence = self.db.execute(
@@ -619,23 +464,13 @@ def _key(us: int, problem: str, policy: str | None, success: int | None) -> Key:
 
 def _condition(where: Where) -> tuple[str, list[Any]]:
     """The condition as SQL over a trajectory t and its score s, with its parameters."""
-    parts, values = ["1"], list[Any]()
-    for place, (name, value) in enumerate(conditions(where).items()):
-        # The first column is the most selective: the plus keeps SQLite from using the index of another.
-        parts.append(f'{"+" if place else ""}t."{name}" = ?')
-        values.append(value)
-    for sign, bound in ((">=", where.since), ("<", where.until)):
-        if bound is not None:
-            parts.append(f"t.time {sign} ?")
-            values.append(micros(bound))
-    for column, bounded in (
-        ("total >=", where.min_reward),
-        ("total <=", where.max_reward),
-        ("confidence >=", where.min_confidence),
-    ):
-        if bounded is not None:
-            parts.append(f"s.{column} ?")
-            values.append(bounded)
+    # The first column is the most selective: the plus keeps SQLite from using the index of another.
+    equal = [f'{"+" if place else ""}t."{name}" = ?' for place, name in enumerate(conditions(where))]
+    limits = bounds(where)
+    parts, values = (
+        ["1", *equal, *(f"{column} ?" for column in limits)],
+        [*conditions(where).values(), *limits.values()],
+    )
     if where.outcome is not None:
         parts.append("t.success IS ?")
         values.append(OUTCOMES[where.outcome])

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from etude.contracts.errors import DataError
 from etude.contracts.query import Where
@@ -67,28 +67,26 @@ def rating_totals(ratings: Iterable[Rating | Feedback]) -> RatingTotals:
     return RatingTotals(len(given), sum(scores), len(scores))
 
 
-def summary_of(trajectory: Trajectory, size: int, *, reward: Reward | None, feedback: float | None) -> Summary:
-    outcome = trajectory.outcome
-    return Summary(
-        id=trajectory.id,
-        time=moment(micros(trajectory.time)),
-        problem=trajectory.problem,
-        policy=trajectory.policy,
-        agent=trajectory.agent,
-        user=trajectory.user,
-        group=trajectory.group,
-        tenant=trajectory.tenant,
-        success=outcome.success,
-        cost_usd=outcome.cost_usd,
-        latency_ms=outcome.latency_ms,
-        context=context_of(trajectory.problem, trajectory.task),
-        decisions=len(trajectory.decisions),
-        turns=len(trajectory.turns),
-        size=size,
-        reward=reward.total if reward else None,
-        confidence=reward.confidence if reward else None,
-        feedback=feedback,
-    )
+def trajectory_of(event: Event) -> str:
+    """The id of the trajectory that an event is or is about."""
+    return event.trajectory_id if isinstance(event, Feedback | Reward) else event.id
+
+
+def row_of(event: Event, size: int) -> tuple[Any, ...]:
+    """The columns of an event of `size` bytes, without the bytes."""
+    if isinstance(event, Trajectory):
+        outcome = event.outcome
+        return (
+            *(event.id, micros(event.time), event.problem, event.policy, event.agent, event.user, event.group),
+            *(event.tenant, outcome.success, outcome.cost_usd, outcome.latency_ms),
+            *(context_of(event.problem, event.task), len(event.decisions), len(event.turns), size),
+            *rating_totals(event.feedback),
+        )
+    if isinstance(event, Feedback):
+        return (event.id, event.trajectory_id, event.user, micros(event.time), *rating_totals([event]))
+    assert isinstance(event, Reward)
+    key = (event.id, event.trajectory_id, event.version, event.revision)
+    return (*key, micros(event.time), event.total, event.confidence)
 
 
 def detail_of(trajectory: bytes, feedback: Iterable[bytes], rewards: Iterable[bytes]) -> TrajectoryDetail:
@@ -122,7 +120,7 @@ class Cell(NamedTuple):
     scored: int
 
 
-def stats_of(cells: Sequence[Cell], *, users: int, first: int | None, last: int | None) -> Stats:
+def stats_of(cells: Sequence[Cell], *, users: int, first: int | None, last: int | None, waiting: int) -> Stats:
     groups: dict[tuple[str, str, int], list[Cell]] = {}
     days: Counter[int] = Counter()
     for cell in cells:
@@ -133,6 +131,7 @@ def stats_of(cells: Sequence[Cell], *, users: int, first: int | None, last: int 
         decisions=sum(cell.decisions for cell in cells),
         turns=sum(cell.turns for cell in cells),
         feedback=sum(cell.ratings for cell in cells),
+        waiting=waiting,
         rewards=sum(cell.rewards for cell in cells),
         users=users,
         bytes=sum(cell.bytes for cell in cells),
@@ -191,4 +190,16 @@ def checked_limit(limit: int) -> int:
 def conditions(where: Where) -> dict[str, object]:
     """Columns with the values that they must equal."""
     named = {name: getattr(where, name) for name in ("user", "policy", "problem", "agent", "group", "tenant")}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def bounds(where: Where) -> dict[str, float]:
+    """Comparisons of columns of a trajectory t and its score s, with the values that they are compared to."""
+    named = {
+        "t.time >=": None if where.since is None else micros(where.since),
+        "t.time <": None if where.until is None else micros(where.until),
+        "s.total >=": where.min_reward,
+        "s.total <=": where.max_reward,
+        "s.confidence >=": where.min_confidence,
+    }
     return {name: value for name, value in named.items() if value is not None}

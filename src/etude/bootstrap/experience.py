@@ -11,21 +11,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from etude.adapters.memory_bus import MemoryBus
 from etude.contracts.blobs import BlobStore
 from etude.contracts.bus import EventBus
 from etude.contracts.errors import ConfigError, EtudeError
+from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
 from etude.contracts.services import mask_url
 from etude.contracts.store import ExperienceStore
 from etude.contracts.subjects import TRAJECTORIES
 from etude.experience.cleaning import make_cleaner
 from etude.experience.config import EMBEDDED, ExperienceConfig
-from etude.experience.deciders import UNIFORM, Deciders, Uniform
+from etude.experience.deciders import DEFAULT, UNIFORM, Deciders, Default, ToLoad, Uniform
 from etude.experience.definitions import add_definition, find_definition
 from etude.experience.forward import Forwarding
 from etude.experience.ingest import BASELINES, Counts, Ingest, consume, publisher
@@ -34,15 +35,15 @@ from etude.experience.per_process import PerProcess
 from etude.experience.rewards import Rewarder
 from etude.experience.task import Collector, OptOuts
 from etude.files.durable import make_folder
-from etude.problems.spec import ProblemSpec, resolve
+from etude.problems.spec import resolve
 from etude.problems.table import find_spec, names
 from etude.settings.sources import FILE, PREFIX, Tree
 
 OUTBOX, STORE = "outbox.sqlite", "experience.sqlite"
+LEARNED = CHOICE.removesuffix(":")
+"""The problem whose policies learn choices of a user's own."""
 EXIT_TIMEOUT_S = 2.0
 """Seconds for which the end of a process may wait for its last events to be forwarded."""
-CHOICE = "choice:"
-"""Prefix of the problem of a user's own choice."""
 
 
 class ExperienceSettings(BaseModel):
@@ -218,13 +219,16 @@ def _unable(error: EtudeError) -> Collector:
         raise error
 
     return Collector(
-        bus=MemoryBus(),
+        bus=cast(EventBus, SimpleNamespace(publish=refuse)),
         clean=refuse,
         problem_of=problem_of,
-        decider=lambda problem: make_decider(problem, config_here()),
+        deciders=_deciders(),
         opted_out=frozenset,
         clock=lambda: now(),
     )
+
+
+_deciders = PerProcess(lambda: Deciders(lambda problem: make_decider(problem, config_here())))
 
 
 def make_collector(config: ExperienceConfig) -> Collector:
@@ -234,11 +238,15 @@ def make_collector(config: ExperienceConfig) -> Collector:
         forwarding = Forwarding(outbox, lambda: open_bus(config))
         atexit.register(forwarding.end, timeout_s=EXIT_TIMEOUT_S)
     store = cache(lambda: open_store(config))
+    deciders = Deciders(lambda problem: make_decider(problem, config))
+    for name in config.policies:
+        deciders.prepare(problem_of(name))
     return Collector(
         bus=outbox,
         clean=make_cleaner(config),
         problem_of=problem_of,
-        decider=Deciders(lambda problem: make_decider(problem, config)),
+        deciders=deciders,
+        decide_timeout_s=config.decide_timeout_ms / 1e3,
         # At scale the consumer leaves out users who opted out.
         opted_out=OptOuts(lambda: store().opted_out()) if config.store == EMBEDDED else frozenset,
         clock=lambda: now(),
@@ -250,31 +258,42 @@ _collector = PerProcess(lambda: make_collector(config_here()))
 
 def problem_of(name: str) -> str:
     """The problem of a decision by name."""
-    return name if name in names() or name.startswith(CHOICE) else f"{CHOICE}{name}"
+    return name if name in names() - {LEARNED} or name.startswith(CHOICE) else f"{CHOICE}{name}"
 
 
-def make_decider(problem: str, config: ExperienceConfig) -> Decider:
-    """The policy that the settings name for a problem; for a user's own choice, the uniform policy."""
-    policy = config.policies.get(problem, config.policies.get(problem.removeprefix(CHOICE)))
-    if problem in names():
-        spec = find_spec(problem)
-        decider: Decider = resolve(spec.decider)(policy, config) if spec.decider else _loaded(spec, policy, config)
-        return decider
-    if policy not in (None, UNIFORM):
-        raise ConfigError(
-            f"experience.policies.{problem} is {policy!r}: for choices of your own there is the policy `uniform`; "
-            "log what decides elsewhere with task.decided(…)"
-        )
-    return Uniform(problem)
+def make_decider(problem: str, config: ExperienceConfig) -> Decider | ToLoad:
+    """The policy that the settings name for a problem, to be loaded; for a user's own choice by default `uniform`."""
+    name = problem.removeprefix(CHOICE)
+    policy = config.policies.get(problem, config.policies.get(name))
+    if not problem.startswith(CHOICE):
+        return ToLoad(policy or f"the policy of {problem}", lambda: _loaded(problem, policy, config))
+    if policy in (None, UNIFORM):
+        return Uniform(problem)
+    if policy == DEFAULT:
+        return Default(problem)
+    return ToLoad(policy, lambda: _named(_loaded(LEARNED, policy, config), problem))
 
 
-def _loaded(spec: ProblemSpec, policy: str | None, config: ExperienceConfig) -> Decider:
-    """The policy of a run; it samples if `experience.explore` is above 0."""
+def _named(decider: Any, problem: str) -> Decider:
+    """The policy under the name of a choice, where it takes one."""
+    named: Decider = decider.named(problem) if hasattr(decider, "named") else decider
+    return named
+
+
+def _loaded(problem: str, policy: str | None, config: ExperienceConfig) -> Decider:
+    """The policy of a run, or by a name that the problem knows; it samples if `experience.explore` is above 0."""
+    spec = find_spec(problem)
+    if spec.decider is not None:
+        named: Decider = resolve(spec.decider)(policy, config)
+        return named
     if policy is None:
         raise ConfigError(f"experience.policies.{spec.name} is not set: name the run whose policy decides")
     from etude.learning.run_folder import find_policy
 
-    loaded = resolve(spec.load)(find_policy(Path(policy)))
+    artefact = find_policy(Path(policy))
+    if artefact.manifest.problem != spec.name:
+        raise ConfigError(f"{policy} is a policy of {artefact.manifest.problem!r}: expected one of {spec.name!r}")
+    loaded = resolve(spec.load)(artefact)
     if not hasattr(loaded, "decide"):
         raise ConfigError(f"the problem {spec.name!r} does not decide in task.decide: log with task.decided(…)")
     decider: Decider = loaded.sampled() if config.explore and hasattr(loaded, "sampled") else loaded

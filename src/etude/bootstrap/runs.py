@@ -18,7 +18,7 @@ from etude.learning.requests import EvaluateRequest, LearnRequest, Measurement
 from etude.learning.run import Run
 from etude.learning.run_folder import RunFolder, find_policy
 from etude.problems.spec import FROM_LOGS, PRACTISE, ProblemSpec, resolve
-from etude.problems.table import find_spec
+from etude.problems.table import find_spec, spec_of
 from etude.settings.sources import FILE
 from etude.settings.tree import FLAGS, Settings, resolve_settings
 
@@ -93,10 +93,10 @@ def make_request(
     if not given.get("dataset"):
         return request
     check_algorithm(given.get("algorithm", "ppo"))
-    dataset = open_dataset(given["dataset"], config)
-    return replace(
-        request, dataset=dataset, checkpoint=request.checkpoint or find_behaviour(dataset, place.absolute().parent)
-    )
+    dataset, checkpoint = open_dataset(given["dataset"], config), request.checkpoint
+    if checkpoint is None and spec.continues:
+        checkpoint = find_behaviour(dataset, place.absolute().parent)
+    return replace(request, dataset=dataset, checkpoint=checkpoint)
 
 
 def _name(spec: ProblemSpec, method: str, settings: Settings) -> str:
@@ -168,12 +168,6 @@ def finish_run(run: Run, config: Path | None = None) -> None:
         remember_lineage(run.folder, config)
 
 
-def load_policy(path: Path, **options: Any) -> Any:
-    """The policy of a run or an artefact, as its problem loads it."""
-    artefact = find_policy(path)
-    return resolve(find_spec(artefact.manifest.problem).load)(artefact, **options)
-
-
 def evaluate_path(path: str | Path, options: Mapping[str, Any]) -> Measurement:
     """Evaluate a policy from Python: `options` are those of `etude evaluate`."""
     known = (*EVALUATION_FILES, "dataset", *EVALUATION_OPTIONS)
@@ -192,7 +186,7 @@ def evaluate_path(path: str | Path, options: Mapping[str, Any]) -> Measurement:
 
 def evaluate(request: EvaluateRequest) -> Measurement:
     """Evaluate a policy on the dataset of the request, on a problem's own inputs, or in its world."""
-    spec = find_spec(find_policy(request.run).manifest.problem)
+    spec = spec_of(request.run, find_policy(request.run).manifest.problem)
     given = [name for name in request.inputs if name not in ("catalogue", "plot")]
     if len(given) + (request.dataset is not None) > 1:
         raise ConfigError("a policy is measured on one thing at a time: give one of data, replay and dataset")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,20 +12,10 @@ import typer
 from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from etude.adapters.objects import open_blobs
-from etude.bootstrap.experience import STORE, config_here, open_place
-from etude.cli.display import console, print_json, table
-from etude.cli.experience import stored
+from etude.bootstrap.experience import STORE, config_here, experience, open_place
+from etude.cli.display import console, print_json, progress_bar, table
 from etude.cli.options import ConfigFile
 from etude.contracts.blobs import BlobStore
 from etude.contracts.errors import ConfigError, DatasetError
@@ -116,12 +104,12 @@ def create(
     here = config_here(config)
     version = reward_version or here.reward_version
     conditions, blobs, screen = parse(where), open_place(out, here), console(stderr=as_json)
-    with stored(config) as store:
+    with experience(config) as opened:
         matching = replace(conditions, problem=conditions.problem or problem)
-        total = store.stats(matching, version=version).trajectories
-        with _bar("reading", total, screen, MofNCompleteColumn()) as progress:
+        total = opened.store.stats(matching, version=version).trajectories
+        with progress_bar("reading", total, screen) as progress:
             manifest = create_dataset(
-                store,
+                opened.store,
                 blobs,
                 problem=problem,
                 where=conditions,
@@ -132,17 +120,17 @@ def create(
                 source=_source(config),
             )
     if as_json:
-        print_json(_to_json(manifest))
+        print_json(msgspec.to_builtins(manifest))
     _tell(manifest, screen)
 
 
 @app.command("list")
 def list_datasets(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """List every dataset made from the store, newest last."""
-    with stored(config) as store:
-        found = sorted(registered(store).values(), key=lambda manifest: (manifest.created, manifest.id))
+    with experience(config) as opened:
+        found = sorted(registered(opened.store).values(), key=lambda manifest: (manifest.created, manifest.id))
     if as_json:
-        print_json([_to_json(manifest) for manifest in found])
+        print_json(msgspec.to_builtins(found))
         return
     if not found:
         console().print("no datasets: `etude dataset create --problem choice:model --out datasets/a` makes one")
@@ -168,9 +156,9 @@ def show(dataset: Which, config: ConfigFile = None, as_json: AsJson = False) -> 
     """Show the content of a dataset, its source, and what was left out."""
     manifest = Dataset(_open(dataset, config), verify=False).manifest
     if as_json:
-        print_json(_to_json(manifest))
-        return
-    _tell(manifest, console())
+        print_json(msgspec.to_builtins(manifest))
+    else:
+        _tell(manifest, console())
 
 
 @app.command()
@@ -178,7 +166,7 @@ def verify(dataset: Which, config: ConfigFile = None) -> None:
     """Compare every shard of a dataset with its hash."""
     blobs, screen = _open(dataset, config), console()
     total = sum(shard.bytes for shard in Dataset(blobs, verify=False).manifest.shards)
-    with _bar("checking", total, screen, DownloadColumn()) as progress:
+    with progress_bar("checking", total, screen, in_bytes=True) as progress:
         manifest = verify_dataset(blobs, progress=progress)
     shards = f"{len(manifest.shards):,} shards, {total:,} bytes"
     screen.print(f"{escape(blobs.url)}: unaltered: {shards}, content {manifest.content}", soft_wrap=True)
@@ -190,14 +178,6 @@ def _shares(text: str) -> tuple[float, float, float]:
     except ValueError as error:
         raise ConfigError(f"--shares is {text!r}: expected three numbers, as 0.8,0.1,0.1") from error
     return train, validation, test
-
-
-@contextmanager
-def _bar(what: str, total: int, screen: Console, count: ProgressColumn) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn(what), BarColumn(), count, TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda many: bar.advance(task, many)
 
 
 def _source(config: Path | None) -> str:
@@ -216,8 +196,8 @@ def _open(dataset: str, config: Path | None) -> BlobStore:
     there = open_place(dataset, config_here(config))
     if there.get(MANIFEST) is not None:
         return there
-    with stored(config) as store:
-        known = registered(store)
+    with experience(config) as opened:
+        known = registered(opened.store)
     found = [manifest for key, manifest in known.items() if key.startswith(dataset)]
     if len(found) != 1:
         what = f"{len(found)} datasets begin with it" if found else "there is no such dataset or folder"
@@ -255,7 +235,3 @@ def _shared(name: str, counts: dict[str, int], total: int) -> list[list[str]]:
         [name if i == 0 else "", escape(kind), f"{many:,}", f"{many / total:.1%}" if total else "–"]
         for i, (kind, many) in enumerate(counts.items())
     ]
-
-
-def _to_json(manifest: Manifest) -> Any:
-    return msgspec.to_builtins(manifest)

@@ -25,13 +25,13 @@ from etude.learning.requests import EvaluateRequest
 from etude.learning.run import STOPPED
 from etude.learning.run_folder import RunFolder
 from etude.problems.spec import PRACTISE, ProblemSpec, resolve
-from etude.problems.table import find_spec, specs
+from etude.problems.table import WHOLE_LOOP, find_spec, specs
 
 OUT = Path("runs/demo")
 
 
 class Demos(LazyGroup):
-    """A demo per problem; without a name, that of the first problem with its own demo."""
+    """A demo per problem; without a name, the one of the whole loop."""
 
     def entries(self) -> Mapping[str, Entry]:
         shown = {name: spec for name, spec in specs().items() if "demo" in spec.commands or PRACTISE in spec.learners}
@@ -44,11 +44,11 @@ class Demos(LazyGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
-            args = [next(name for name, spec in specs().items() if "demo" in spec.commands), *args]
+            args = [WHOLE_LOOP, *args]
         return super().parse_args(ctx, args)
 
 
-demo = empty_group(Demos, help="Show in minutes how Etude learns; without a PROBLEM, the whole loop of the first one.")
+demo = empty_group(Demos, help="Show in minutes how Etude learns; without a PROBLEM, the whole loop.")
 
 
 def demo_command(spec: ProblemSpec) -> Callable[..., None]:

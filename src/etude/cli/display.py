@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +17,7 @@ from rich.table import Table
 from etude.contracts.formats import duration as duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+REDRAWN_S = 0.05
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -28,8 +32,19 @@ def fail(message: str) -> None:
         console(stderr=True).print(f"error: {escape(line)}", style="red", soft_wrap=True)
 
 
+def print_warning(said: str, screen: Console, *, advice: str = "") -> None:
+    """Print a warning; `said` is markup."""
+    todo = f"\n         what to do: {escape(advice)}" if advice else ""
+    screen.print(f"[yellow]warning:[/] {said}{todo}", soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def print_command(said: str, screen: Console) -> None:
+    """Print a line, and below it the command that is running."""
+    screen.print(f"{said}\n  {escape(shlex.join(['etude', *sys.argv[1:]]))}", soft_wrap=True)
 
 
 def setting(value: Any) -> str:
@@ -45,6 +60,28 @@ def table(*columns: str, rows: Sequence[Sequence[str]], right: Sequence[str] = (
     for row in rows:
         made.add_row(*row)
     return made
+
+
+@contextmanager
+def progress_bar(
+    what: str, total: int | None, screen: Console, *, in_bytes: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """A bar with the time left, on a terminal; the block gets a function to advance it, cheap to call often."""
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    count = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn(what), BarColumn(), count, TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task, waiting, due = bar.add_task("", total=total), 0, 0.0
+
+        def advance(many: int) -> None:
+            nonlocal waiting, due
+            waiting += many
+            if time.monotonic() >= due:
+                bar.advance(task, waiting)
+                waiting, due = 0, time.monotonic() + REDRAWN_S
+
+        yield advance
 
 
 def sparkline(values: Sequence[float]) -> str:

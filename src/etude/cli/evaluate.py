@@ -29,7 +29,7 @@ def evaluate_run(
         Path | None, typer.Option(help="For a planner: JSON file of task types and workers.", show_default="the run's")
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="For a router: JSONL file of recorded outcomes to choose among.")
+        Path | None, typer.Option(help="For a choice: JSONL file of recorded outcomes to choose among.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="With --replay: HTML file for a plot of cost against score.")

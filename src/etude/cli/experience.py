@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from math import isfinite
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 import typer
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from etude.adapters.objects import open_blobs
 from etude.bootstrap.executions import registered_logs
 from etude.bootstrap.experience import experience, now, open_bus, open_outbox
-from etude.cli.display import console, duration, print_json, sparkline, table
+from etude.cli.display import console, duration, print_json, progress_bar, sparkline, table
 from etude.cli.options import ConfigFile
 from etude.contracts.blobs import BlobStore
 from etude.contracts.errors import ConfigError, DataError, StoreError
@@ -28,6 +26,7 @@ from etude.contracts.query import parse
 from etude.contracts.services import mask_url
 from etude.contracts.store import ExperienceStore, Stats, Summary, TrajectoryDetail
 from etude.contracts.subjects import encode
+from etude.contracts.trajectory import Feedback, Rating
 from etude.experience.cleaning import pseudonym
 from etude.experience.forgetting import forget as forget_everywhere
 from etude.experience.forward import Forwarding
@@ -57,13 +56,6 @@ Limit = Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum number o
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
-@contextmanager
-def stored(config: Path | None) -> Iterator[ExperienceStore]:
-    """The store, after the events in the outbox were ingested."""
-    with experience(config) as opened:
-        yield opened.store
-
-
 @app.command()
 def stats(
     where: WhereText = "", reward_version: RewardVersion = None, config: ConfigFile = None, as_json: AsJson = False
@@ -80,6 +72,10 @@ def stats(
         screen.print("there are no trajectories" + (f" where {escape(where)}" if where else " yet"))
     else:
         _print_stats(found)
+    if found.waiting:
+        screen.print(
+            f"ratings whose trajectory has not arrived: {found.waiting:,} (it may be late, or its id is wrong)"
+        )
     if letters:
         screen.print(f"{letters:,} dead letters: `etude experience dead-letters` shows them")
 
@@ -195,11 +191,9 @@ def _print_detail(detail: TrajectoryDetail) -> None:
     cost = "" if outcome.cost_usd is None else f", {outcome.cost_usd:.4f} USD"
     took = "" if outcome.latency_ms is None else f", {_took(outcome.latency_ms)}"
     screen.print(f"{_outcome(outcome.success)} ({outcome.ended}{cost}{took})", soft_wrap=True)
-    ratings = [(s.thumbs, s.stars, s.comment) for s in t.feedback] + [
-        (f.thumbs, f.stars, f.comment) for f in detail.feedback
-    ]
-    for thumbs, stars, comment in ratings:
-        parts = [thumbs and f"thumbs {thumbs}", stars and f"{stars} stars", comment]
+    ratings: list[Rating | Feedback] = [*t.feedback, *detail.feedback]
+    for rating in ratings:
+        parts = [rating.thumbs and f"thumbs {rating.thumbs}", rating.stars and f"{rating.stars} stars", rating.comment]
         screen.print(f"feedback: {escape(', '.join(part for part in parts if part))}", soft_wrap=True)
     for reward in detail.rewards:
         screen.print(
@@ -222,19 +216,13 @@ def export(
         rows = opened.store.scan(parse(where), version=opened.config.reward_version)
         screen = console(stderr=True)
         count = 0
-        with (
-            _opened(out) as file,
-            Progress(
-                TextColumn("exporting"), MofNCompleteColumn(), console=screen, transient=True, disable=out is None
-            ) as bar,
-        ):
-            task = bar.add_task("", total=None)
+        with _opened(out) as file, progress_bar("exporting", None, screen) as advance:
             for row in rows:
                 file.write(row.body + b"\n")
                 if feedback and (detail := opened.store.detail(row.summary.id)) is not None:
                     file.writelines(encode(rating) + b"\n" for rating in detail.feedback)
                 count += 1
-                bar.advance(task)
+                advance(1)
     if out is not None:
         screen.print(f"{count:,} trajectories written to {escape(str(out))}", soft_wrap=True)
 
@@ -263,22 +251,13 @@ def forget(
         buses = [opened.bus] if opened.is_embedded else [opened.bus, open_outbox(opened.config)]
         try:
             gone = forget_everywhere(user, opened.store, buses, open_dataset=_datasets(opened.store), time=now())
-            logged, failed = _forget_in_logs(user, opened.store)
+            logged, failed = forget_in_logs(registered_logs(opened.store), (user, pseudonym(user)))
         finally:
             for bus in buses[1:]:
                 bus.close()
     if as_json:
-        print_json(
-            {
-                "trajectories": gone.trajectories,
-                "messages": gone.messages,
-                "executions": logged,
-                "logs_unreachable": {str(folder): why for folder, why in failed.items()},
-                "datasets": gone.datasets,
-                "unreachable": list(gone.unreachable),
-                "policies": [msgspec.to_builtins(record) for record in gone.policies],
-            }
-        )
+        unreachable = {str(folder): why for folder, why in failed.items()}
+        print_json({**msgspec.to_builtins(gone), "executions": logged, "logs_unreachable": unreachable})
         return
     screen = console()
     screen.print(
@@ -295,11 +274,6 @@ def forget(
             "again to remove what it learned from them",
             soft_wrap=True,
         )
-
-
-def _forget_in_logs(user: str, store: ExperienceStore) -> tuple[int, dict[Path, str]]:
-    """Executions erased from the logs that the store knows, and the logs that could not be opened, with the reason."""
-    return forget_in_logs(registered_logs(store), (user, pseudonym(user)))
 
 
 def _datasets(store: ExperienceStore) -> Callable[[str], BlobStore | None]:
@@ -389,7 +363,9 @@ def replay_dead_letters(
         if chosen:
             replayed = opened.bus.replay(chosen)
         else:
-            last = _newest(opened.bus)
+            last = 0  # the highest number now: letters that are buried again during the replay have higher ones
+            while found := opened.bus.dead_letters(after=last, limit=1000):
+                last = found[-1].number
             while batch := [x.number for x in opened.bus.dead_letters(after=after) if x.number <= last]:
                 replayed, after = replayed + opened.bus.replay(batch), batch[-1]
         counts = opened.catch_up() if opened.is_embedded else None
@@ -399,14 +375,6 @@ def replay_dead_letters(
     console().print(f"{replayed:,} dead letters replayed")
     for kind, count in _became(counts).items():
         console().print(f"{count:,} became {kind.replace('_', ' ')}")
-
-
-def _newest(bus: Any) -> int:
-    """The highest number now: letters that are buried again during the replay have higher ones."""
-    last = 0
-    while batch := bus.dead_letters(after=last, limit=1000):
-        last = batch[-1].number
-    return last
 
 
 def _became(counts: Counts | None) -> dict[str, int]:

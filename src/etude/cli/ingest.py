@@ -9,10 +9,9 @@ from typing import Annotated, BinaryIO
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from etude.bootstrap.experience import Experience, experience
-from etude.cli.display import console, print_json, table
+from etude.cli.display import console, print_json, progress_bar, table
 from etude.cli.options import ConfigFile
 from etude.contracts.errors import DataError
 from etude.experience.cleaning_pool import clean_messages
@@ -47,14 +46,12 @@ def ingest(
             raise DataError(f"{name}: {wrong}: expected JSON Lines of events, or - for standard input")
     screen = console(stderr=as_json)
     total = sum(Path(name).stat().st_size for name in files if name != "-")
-    columns = (TextColumn("ingesting"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with experience(config) as opened:
-        with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-            task = bar.add_task("", total=total or None)
+        with progress_bar("ingesting", total or None, screen, in_bytes=True) as advance:
             for name in files:
                 with open(0, "rb", closefd=False) if name == "-" else Path(name).open("rb") as file:
                     for size in _ingest(opened, file, _convert(name, catalogue)):
-                        bar.advance(task, size)
+                        advance(size)
         _print_counts(opened.caught_up, screen, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from etude.learning.measure import Comparison, compare
 from etude.learning.requests import EvaluateRequest
 from etude.learning.run_folder import RunFolder, find_root
 from etude.problems.spec import resolve
-from etude.problems.table import find_spec
+from etude.problems.table import spec_of
 from etude.reports.run import run_report
 
 
@@ -35,12 +35,7 @@ def plot(
 
 def write_report(folder: RunFolder, *, episodes: int, out: Path | None = None) -> Path:
     """Write the report; a run without an evaluation or a world has curves but no comparison."""
-    if folder.config()["unit"] == "fits":
-        raise RunError(
-            f"{folder.path} was fitted in one step and has no learning curve: `etude evaluate {folder.path} --replay "
-            "outcomes.jsonl --plot curve.html` draws what each score costs"
-        )
-    spec = find_spec(folder.config()["problem"])
+    spec = spec_of(folder.path, folder.config()["problem"])
     found = Comparison(scores={})
     if episodes and checkpoints(folder.best):
         with console(stderr=True).status("evaluating") as status:

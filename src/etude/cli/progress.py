@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Protocol, Self
 
 import typer
 from rich.console import Console, Group
@@ -17,14 +14,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from etude.cli.display import duration, number, sparkline
+from etude.cli.display import duration, number, print_command, print_warning, sparkline
 from etude.learning.health import HealthWarning
 from etude.learning.run import Run, Update
 
 
 def follow(run: Run, display: Display) -> None:
     """Run the learner to its end and show its progress."""
-    with display:
+    with display.live or nullcontext():
         for update in run.updates(display.report):
             for warning in update.warnings:
                 display.warn(warning)
@@ -48,15 +45,6 @@ class Display:
         self.bar.update(self.task, completed=min(1.0, run.learner.used))
         self.live = Live(self.bar, console=screen, transient=True, refresh_per_second=8) if live else None
 
-    def __enter__(self) -> Self:
-        if self.live is not None:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live is not None:
-            self.live.stop()
-
     def report(self, share: float) -> None:
         """Move the bar to the share of the current update that is done."""
         learner = self.run.learner
@@ -68,8 +56,10 @@ class Display:
         self.bar.update(self.task, completed=used, step=update.step)
         if self.live is not None:
             scores = self.run.scores
-            now = f"{self.run.about.score} {number(scores[-1])}  best {number(max(scores))}  {sparkline(scores)}  "
-            self.live.update(Group(self.bar, Text((now if scores else "") + line, style="dim", overflow="ellipsis")))
+            now = ""
+            if scores:
+                now = f"{self.run.about.score} {number(scores[-1])}  best {number(max(scores))}  {sparkline(scores)}  "
+            self.live.update(Group(self.bar, Text(now + line, style="dim", overflow="ellipsis")))
         elif update.score is not None or self.run.learner.checkpoint_every == 1:
             margin = f" ± {number(update.margin)}" if update.margin is not None else ""
             score = f"{self.run.about.score} {number(update.score)}{margin}  " if update.score is not None else ""
@@ -80,12 +70,9 @@ class Display:
             self.screen.print(f"{unit} {update.step:>9,} {used:>4.0%}  {score}{line}{left}{mark}", soft_wrap=True)
 
     def warn(self, warning: HealthWarning) -> None:
-        self.screen.print(
-            f"[yellow]warning:[/] [bold]{warning.name}[/] at step {warning.step:,}: {escape(warning.message)} "
-            f"(value {warning.value:.4g}, threshold {warning.threshold:.4g})\n"
-            f"         what to do: {escape(warning.advice)}",
-            soft_wrap=True,
-        )
+        said = f"[bold]{warning.name}[/] at step {warning.step:,}: {escape(warning.message)} "
+        said += f"(value {warning.value:.4g}, threshold {warning.threshold:.4g})"
+        print_warning(said, self.screen, advice=warning.advice)
 
 
 class Terminated(BaseException):
@@ -96,28 +83,17 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-class Resumable(Protocol):
-    """A run that continues from its newest checkpoint."""
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def saved_at(self) -> int: ...
-
-
 @contextmanager
-def interruptible(screen: Console) -> Iterator[list[Resumable]]:
+def interruptible(screen: Console) -> Iterator[list[Run]]:
     """On Ctrl-C and SIGTERM, print how to resume. The newest checkpoint is complete at any time."""
-    begun: list[Resumable] = []
+    begun: list[Run] = []
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield begun
     except (KeyboardInterrupt, Terminated) as interruption:
         for run in begun:
             kept = f"resumes at step {run.saved_at:,}" if run.saved_at else "starts again (no checkpoint yet)"
-            screen.print(f"interrupted at step {run.step:,}. The same command {kept}:", soft_wrap=True)
-            screen.print(f"  {escape(shlex.join(['etude', *sys.argv[1:]]))}", soft_wrap=True)
+            print_command(f"interrupted at step {run.step:,}. The same command {kept}:", screen)
         signum = signal.SIGINT if isinstance(interruption, KeyboardInterrupt) else signal.SIGTERM
         raise typer.Exit(128 + signum) from None
     finally:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.bootstrap.experience import config_here
-from etude.cli.display import console, print_json, table
-from etude.cli.experience import stored
+from etude.bootstrap.experience import config_here, experience
+from etude.cli.display import console, print_json, print_warning, progress_bar, table
 from etude.cli.options import ConfigFile
 from etude.contracts.errors import ConfigError
 from etude.contracts.query import parse
 from etude.contracts.reward import Baseline
-from etude.contracts.store import ExperienceStore
 from etude.experience.definitions import (
     BUILT_IN,
     RewardDefinition,
@@ -31,8 +25,8 @@ from etude.experience.definitions import (
     read_definition,
 )
 from etude.experience.ingest import BASELINES
-from etude.experience.reward_checks import RewardChecksConfig, RewardWarning, check, read_samples
-from etude.experience.rewards import Explanation, Rescored, explain
+from etude.experience.reward_checks import RewardChecksConfig, check, read_samples
+from etude.experience.rewards import Explanation, explain
 from etude.experience.rewards import rescore as rescore_history
 from etude.files.yaml_source import read_source
 
@@ -47,10 +41,10 @@ Condition = Annotated[
 @app.command("list")
 def list_definitions(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """List the built-in and stored reward definitions."""
-    with stored(config) as store:
-        found = definitions(store)
+    with experience(config) as opened:
+        found = definitions(opened.store)
     if as_json:
-        print_json([_to_json(definition) for definition in found.values()])
+        print_json([msgspec.to_builtins(d) | {"hash": d.hash, "shares": d.shares} for d in found.values()])
         return
     rows = [
         [
@@ -73,8 +67,8 @@ def add(
     """Store a reward definition of your own. A version never changes: another content needs another version."""
     _, tree = read_source(file, kind=ConfigError, expected="a reward definition as YAML or JSON")
     definition = read_definition(tree, origin=str(file))
-    with stored(config) as store:
-        add_definition(store, definition)
+    with experience(config) as opened:
+        add_definition(opened.store, definition)
     screen = console()
     screen.print(f"stored version {definition.version}, {escape(definition.name)} ({definition.hash}):", soft_wrap=True)
     for component in _components(definition):
@@ -91,13 +85,13 @@ def rescore(
 ) -> None:
     """Reward the history under a definition, oldest first. Other versions stay; an interrupted call can be repeated."""
     screen, chosen = console(stderr=as_json), parse(where)
-    with stored(config) as store:
-        definition = find_definition(store, version)
-        total = store.stats(chosen, version=version).trajectories
-        with _bar("rescoring", total, screen) as advance:
-            rescored = rescore_history(store, definition, where=chosen, progress=advance)
-        if not where:
-            _keep_baselines(store, rescored)
+    with experience(config) as opened:
+        definition = find_definition(opened.store, version)
+        total = opened.store.stats(chosen, version=version).trajectories
+        with progress_bar("rescoring", total, screen) as advance:
+            rescored = rescore_history(opened.store, definition, where=chosen, progress=advance)
+        if not where and str(version) not in opened.store.documents(BASELINES):
+            opened.store.put(BASELINES, str(version), rescored.state)  # for new trajectories
     became = {name.value: count for name, count in rescored.stored.items()}
     if as_json:
         numbers = {"mean": rescored.mean, "confidence": rescored.confidence}
@@ -117,13 +111,6 @@ def rescore(
         )
 
 
-def _keep_baselines(store: ExperienceStore, rescored: Rescored) -> None:
-    """Store the baselines for new trajectories, unless the definition already has its own."""
-    key = str(rescored.definition.version)
-    if key not in store.documents(BASELINES):
-        store.put(BASELINES, key, rescored.state)
-
-
 @app.command("explain")
 def explain_reward(
     trajectory: Annotated[str, typer.Argument(metavar="ID", help="The trajectory.", show_default=False)],
@@ -135,8 +122,8 @@ def explain_reward(
     as_json: AsJson = False,
 ) -> None:
     """Explain a trajectory's reward: its components, their baselines, what is missing, every revision."""
-    with stored(config) as store:
-        detail, known = store.detail(trajectory), definitions(store)
+    with experience(config) as opened:
+        detail, known = opened.store.detail(trajectory), definitions(opened.store)
     if detail is None:
         raise ConfigError(f"there is no trajectory {trajectory!r}: check the id; erased and expired ones are not kept")
     explanation = explain(detail, known, version=version)
@@ -189,7 +176,7 @@ def _compared_with(baseline: Baseline | None) -> str:
         return "–"
     if baseline.method == "minmax":
         return f"{baseline.low:.3g} to {baseline.high:.3g} of {baseline.count:,}"
-    return f"{baseline.mean:.3g} ± {baseline.std:.2g} of {baseline.count:,}"
+    return f"{baseline.mean:.3g} ± {max(baseline.std, baseline.floor):.2g} of {baseline.count:,}"
 
 
 @app.command("check")
@@ -213,17 +200,13 @@ def check_rewards(
     limits, chosen = RewardChecksConfig(), parse(where)
     version = config_here(config).reward_version if version is None else version
     limit, screen = limits.recent + limits.reference, console(stderr=as_json)
-    with stored(config) as store, _bar("reading", limit, screen) as advance:
-        samples = read_samples(store, version=version, where=chosen, audit=audit, limit=limit, progress=advance)
+    with experience(config) as opened, progress_bar("reading", limit, screen) as advance:
+        samples = read_samples(opened.store, version=version, where=chosen, audit=audit, limit=limit, progress=advance)
     found = check(samples, limits)
     if as_json:
-        print_json({"version": version, "samples": len(samples), "warnings": [_warning_json(w) for w in found]})
+        print_json({"version": version, "samples": len(samples), "warnings": [asdict(warning) for warning in found]})
     for warning in found:
-        screen.print(
-            f"[yellow]warning:[/] [bold]{warning.name}[/]: {escape(warning.message)}\n"
-            f"         what to do: {escape(warning.advice)}",
-            soft_wrap=True,
-        )
+        print_warning(f"[bold]{warning.name}[/]: {escape(warning.message)}", screen, advice=warning.advice)
     audits = sorted({name for sample in samples for name in sample.audits})
     few = (
         ""
@@ -239,18 +222,6 @@ def check_rewards(
         raise typer.Exit(2)
 
 
-def _warning_json(warning: RewardWarning) -> dict[str, Any]:
-    return asdict(warning)
-
-
-@contextmanager
-def _bar(text: str, total: int, screen: Console) -> Iterator[Any]:
-    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.advance(task, count)
-
-
 def _components(definition: RewardDefinition) -> list[str]:
     """`efficiency 20% zscore`."""
     return [
@@ -260,11 +231,6 @@ def _components(definition: RewardDefinition) -> list[str]:
         + (" held out" if component.weight == 0 else "")
         for component in definition.components
     ]
-
-
-def _to_json(definition: RewardDefinition) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.to_builtins(definition)
-    return made | {"hash": definition.hash, "shares": definition.shares}
 
 
 def _number(value: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from etude.cli.display import console, duration, number, table
+from etude.cli.display import console, duration, number, print_warning, table
 from etude.cli.lazy import Entry, group
 from etude.contracts.errors import EtudeError
 from etude.learning.run_folder import RunFolder, find_runs
@@ -39,7 +39,7 @@ def list_runs(root: Annotated[Path, typer.Argument(help="Folder to search.")] = 
             broken.append(f"{folder.path}: {error}")
     console().print(table(*columns, rows=rows, right=("seed", "steps", "budget", "best score", "time")))
     for line in broken:
-        console(stderr=True).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
+        print_warning(escape(line), console(stderr=True))
 
 
 def _row(folder: RunFolder) -> list[str]:
@@ -50,7 +50,8 @@ def _row(folder: RunFolder) -> list[str]:
         best_score(config, rows),
         run_time(rows),
     ]
-    return [escape(str(folder.path)), config["title"], str(config["run"]["seed"]), *numbers, run_state(folder)]
+    seed = config.get("run", {}).get("seed", "–")
+    return [escape(str(folder.path)), escape(config["title"]), str(seed), *numbers, run_state(folder)]
 
 
 def run_state(folder: RunFolder) -> str:

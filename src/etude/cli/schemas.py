@@ -27,7 +27,8 @@ def export(
     """Write the five JSON Schemas and the registry of topics."""
     files = schema_files()
     if check:
-        stale = [name for name, text in files.items() if _text(folder / name) != text]
+        there = {name: folder / name for name in files if (folder / name).is_file()}
+        stale = [name for name, text in files.items() if name not in there or there[name].read_text("utf-8") != text]
         if stale:
             raise DataError(
                 f"{folder / stale[0]} is not what the code says ({len(stale)} of {len(files)} files): "
@@ -39,7 +40,3 @@ def export(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
         console().print(str(path), soft_wrap=True, markup=False)
-
-
-def _text(path: Path) -> str | None:
-    return path.read_text("utf-8") if path.is_file() else None

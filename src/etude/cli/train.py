@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -38,63 +38,44 @@ class Problems(LazyGroup):
 
 app = empty_group(Problems, help="Train a policy; an interrupted run resumes where it stopped.")
 
-COMMON: dict[str, tuple[Any, Any]] = {
-    "seed": (
-        Annotated[int | None, typer.Option(help="Seed; the same seed gives the same weights.", show_default="0")],
-        None,
-    ),
-    "out": (Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/PROBLEM-…-SEED")], None),
-    "device": (
-        Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="Device to compute on.", show_default="auto")],
-        None,
-    ),
-    "config": (ConfigFile, None),
-    "assignments": (Assignments, None),
-    "tracker": (
-        Annotated[
-            list[str] | None,
-            typer.Option(metavar="tensorboard|wandb|mlflow", help="Tracker to log metrics to; may be repeated."),
-        ],
-        None,
-    ),
-    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")], False),
-    "no_progress": (
-        Annotated[bool, typer.Option("--no-progress", help="Print one line per evaluation, no live display.")],
-        False,
-    ),
-    "as_json": (
-        Annotated[bool, typer.Option("--json", help="Print the result as JSON; the rest goes to stderr.")],
-        False,
-    ),
+COMMON: dict[str, Any] = {
+    "seed": Annotated[int | None, typer.Option(help="Seed; the same seed gives the same weights.", show_default="0")],
+    "out": Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/PROBLEM-…-SEED")],
+    "device": Annotated[
+        str | None, typer.Option(metavar="auto|cpu|cuda", help="Device to compute on.", show_default="auto")
+    ],
+    "config": ConfigFile,
+    "assignments": Assignments,
+    "tracker": Annotated[
+        list[str] | None,
+        typer.Option(metavar="tensorboard|wandb|mlflow", help="Tracker to log metrics to; may be repeated."),
+    ],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")],
+    "no_progress": Annotated[
+        bool, typer.Option("--no-progress", help="Print one line per evaluation, no live display.")
+    ],
+    "as_json": Annotated[bool, typer.Option("--json", help="Print the result as JSON; the rest goes to stderr.")],
 }
-LOGS: dict[str, tuple[Any, Any]] = {
-    "dataset": (
-        Annotated[str | None, typer.Option(help="Dataset of logged decisions to learn from: a folder, or s3://…")],
-        None,
-    ),
-    "algorithm": (
-        Annotated[
-            str | None,
-            typer.Option(metavar="|".join(ALGORITHMS), help="Algorithm for --dataset.", show_default="ppo"),
-        ],
-        None,
-    ),
-    "checkpoint": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                help="Run or policy to continue from.",
-                show_default="with --dataset, the behaviour policy of most of it",
-            ),
-        ],
-        None,
-    ),
+"""Options by name. Those that are not given are False or None."""
+LOGS: dict[str, Any] = {
+    "dataset": Annotated[
+        str | None, typer.Option(help="Dataset of logged decisions to learn from: a folder, or s3://…")
+    ],
+    "algorithm": Annotated[
+        str | None, typer.Option(metavar="|".join(ALGORITHMS), help="Algorithm for --dataset.", show_default="ppo")
+    ],
+    "checkpoint": Annotated[
+        Path | None,
+        typer.Option(
+            help="Run or policy to continue from.", show_default="with --dataset, the behaviour policy of most of it"
+        ),
+    ],
 }
 
 
 def train_command(spec: ProblemSpec) -> Callable[..., None]:
     """The typer function of a problem's command, with the problem's own flags in its signature."""
-    own = {_variable(flag): (_option(flag), None) for flag in spec.flags}
+    own = {flag.name.removeprefix("--").replace("-", "_"): _option(flag) for flag in spec.flags}
     method = Annotated[
         str | None,
         typer.Option(
@@ -105,21 +86,18 @@ def train_command(spec: ProblemSpec) -> Callable[..., None]:
         str | None, typer.Option(metavar="|".join(spec.presets) or "NAME", help="Named group of settings.")
     ]
     logs = LOGS if FROM_LOGS in spec.learners else {}
-    options = own | logs | {"method": (method, None), "preset": (preset, None)} | COMMON
+    options = own | logs | {"method": method, "preset": preset} | COMMON
 
     def command(**given: Any) -> None:
         train(spec, given)
 
     command.__doc__ = spec.summary
-    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    command.__annotations__ = options
+    otherwise = {name: False if get_args(kind)[0] is bool else None for name, kind in options.items()}
     command.__signature__ = Signature(  # type: ignore[attr-defined]
-        [Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=k) for name, (k, value) in options.items()]
+        [Parameter(name, Parameter.KEYWORD_ONLY, default=otherwise[name], annotation=options[name]) for name in options]
     )
     return command
-
-
-def _variable(flag: Flag) -> str:
-    return flag.name.removeprefix("--").replace("-", "_")
 
 
 def _option(flag: Flag) -> Any:

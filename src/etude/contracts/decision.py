@@ -11,6 +11,21 @@ Amount = Annotated[float, Meta(ge=0)]
 Propensity = Annotated[float, Meta(gt=0, le=1)]
 
 
+class Preferences(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the caller of a choice wants this time. One policy serves them all."""
+
+    quality_weight: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Weight of the score against cost: 1 is the score alone, 0 cost alone; null as the policy was trained."""
+    max_cost_usd: Amount | None = None
+    """Options that are expected to cost more are not eligible."""
+    max_latency_ms: Amount | None = None
+    """Options that are expected to take longer are not eligible."""
+    region: str | None = None
+    """Options that list `regions` without this one are not eligible."""
+    allowed: tuple[str, ...] | None = None
+    """Names of the only options that are eligible; null allows all."""
+
+
 class DecisionRequest(Struct, frozen=True, kw_only=True):
     """A request for a decision. It holds everything that the answer depends on, besides the policy itself."""
 
@@ -18,6 +33,10 @@ class DecisionRequest(Struct, frozen=True, kw_only=True):
     """What is known: text, numbers, or a mapping of these."""
     options: tuple[Any, ...] | None = None
     """Options to choose among, where the caller names them."""
+    default: str | None = None
+    """Name of the option to choose where the policy has none to prefer; null is the first that is eligible."""
+    preferences: Preferences = Preferences()
+    """What the caller wants of this choice."""
     state: Any = None
     """Progress of the task, as the problem describes it; null at its start."""
     at_ms: float = 0.0
@@ -36,13 +55,35 @@ class LoggedDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     context: Any = None
     """What was known when the decision was made, beyond the task."""
     eligible: Any = None
-    """What could be chosen: a list of actions, or the problem's own description of them."""
+    """What could be chosen: a list of options or actions, or the problem's own description of them."""
     action: Any = None
-    """What was chosen."""
+    """What was chosen: of a choice of your own, the name of the option."""
     propensity: Propensity | None = None
     """Probability of the action; null where it is unknown, for example when a person chose."""
     policy: Name
     """Version of the behaviour policy, which made the decision."""
+
+
+class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a policy expects of an option. Standard errors say how sure it is of the mean, not how outcomes vary."""
+
+    score: float
+    """Expected score: what the policy maximises before cost."""
+    score_se: float
+    """Standard error of that expectation."""
+    success: float | None = None
+    """Probability of success; null where it was never reported."""
+    quality: float | None = None
+    cost_usd: float | None = None
+    latency_ms: float | None = None
+    utility: float | None = None
+    """Score and cost under the preferences of the request."""
+    probability: float = 0.0
+    """Probability with which it is chosen."""
+    masked: str | None = None
+    """Why it is not eligible; null if it is."""
+    decisions: float = 0.0
+    """Number of past decisions with a known outcome of this option; 0 for a new one."""
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -56,3 +97,5 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Version of the policy that decided."""
     logged: tuple[LoggedDecision, ...]
     """Log entries for the trajectory: one, or one per part of an action that was composed step by step."""
+    expected: dict[str, Expected] = {}
+    """Of a choice: what is expected of each option, by name, where the policy knows."""

@@ -7,7 +7,7 @@ EtudeError
 ├── ObservationError   an observation or action does not have the shape that a policy or world expects
 ├── CatalogueError     a catalogue cannot be read, is inconsistent, or has no task type that a worker can do
 ├── PlanError          a plan is not a DAG, does not fit its catalogue, or exceeds its limits
-├── DataError          a record of a data file does not match its format
+├── DataError          a record of a data file, or an argument of a task, is not valid
 ├── EndpointError      a service does not answer, or gives an unexpected answer
 ├── WorkersError       a workers file, or a worker in it, cannot be used
 ├── LogError           an execution log cannot be read or written
@@ -51,7 +51,7 @@ class PlanError(EtudeError):
 
 
 class DataError(EtudeError):
-    """A record of a data file does not match its format."""
+    """A record of a data file, or an argument of a task, is not valid."""
 
 
 class EndpointError(EtudeError):

@@ -109,21 +109,23 @@ class Worker(Protocol):
     nothing behind: no process, no open connection. It may take a moment to end; the executor does not wait for it.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the worker in the catalogue."""
+    name: str
+    """Name of the worker in the catalogue."""
 
     async def check(self) -> None:
         """Raises WorkersError or EndpointError, with what to do, if the worker cannot be used now."""
+        return
 
     def max_usd(self, subtask: Subtask) -> float | None:
         """Maximum cost of an attempt; None if it is the cost of a typical call."""
+        return None
 
     async def do(self, subtask: Subtask) -> Reply:
         """The answer, or WorkerError with its Fault. Any other exception counts as Fault.UNKNOWN."""
 
     async def close(self) -> None:
         """Releases all resources; a second call does nothing."""
+        return
 
 
 class Verifier(Protocol):
@@ -131,6 +133,7 @@ class Verifier(Protocol):
 
     async def check(self) -> None:
         """Like `Worker.check`."""
+        return
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         """The verdict on any output. WorkerError if the verifier itself cannot be asked: then the attempt failed."""

@@ -47,6 +47,8 @@ class Baseline(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The lowest of them."""
     high: float = 0.0
     """The highest of them."""
+    floor: Annotated[float, Meta(ge=0)] = 0.0
+    """Minimum standard deviation, and half the minimum distance of lowest and highest, that is compared with."""
 
 
 class Component(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -86,6 +86,8 @@ class Stats(Struct, frozen=True, kw_only=True):
     decisions: int
     turns: int
     feedback: int
+    waiting: int
+    """Number of ratings in the whole store whose trajectory has not arrived: it may be late, or its id is wrong."""
     rewards: int
     """Number of rewards of all versions and revisions."""
     users: int

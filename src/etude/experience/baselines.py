@@ -45,35 +45,38 @@ class Window:
         assert -MAX_MAGNITUDE <= value <= MAX_MAGNITUDE
         self.values.append(value)
 
-    def baseline(self, method: Method) -> Baseline:
+    def baseline(self, method: Method, floor: float = 0.0) -> Baseline:
         """The baseline that the next number is compared with."""
         n = len(self.values)
         if n == 0:
-            return Baseline(method=method)
+            return Baseline(method=method, floor=floor)
         if method == "minmax":
-            return Baseline(method=method, count=n, low=min(self.values), high=max(self.values))
+            return Baseline(method=method, count=n, low=min(self.values), high=max(self.values), floor=floor)
         shifted = [value - self.values[0] for value in self.values]  # numbers that are all the same deviate by 0
         centre = math.fsum(shifted) / n
         deviations = [value - centre for value in shifted]
         variance = math.fsum(map(mul, deviations, deviations)) / n
-        return Baseline(method=method, count=n, mean=math.fsum(self.values) / n, std=math.sqrt(variance))
+        mean, std = math.fsum(self.values) / n, math.sqrt(variance)
+        return Baseline(method=method, count=n, mean=mean, std=std, floor=floor)
 
 
 def compared(raw: float, baseline: Baseline) -> float:
     """From 0 to 1, more is better: by the logistic curve of the deviations from the mean, or between low and high.
 
-    Neutral where the baseline has too few numbers or all its numbers are the same.
+    Neutral where the baseline has too few numbers, or all its numbers are the same and there is no floor.
     """
     if baseline.method == "none":
         return raw
     if baseline.count < MIN_COUNT:
         return NEUTRAL
     if baseline.method == "minmax":
-        width = baseline.high - baseline.low
-        return min(max((raw - baseline.low) / width, 0.0), 1.0) if width > 0 else NEUTRAL
-    if baseline.std == 0:
+        width = max(baseline.high - baseline.low, 2 * baseline.floor)
+        low = baseline.low - max(0.0, (width - (baseline.high - baseline.low)) / 2)  # widened to both sides
+        return min(max((raw - low) / width, 0.0), 1.0) if width > 0 else NEUTRAL
+    std = max(baseline.std, baseline.floor)
+    if std == 0:
         return NEUTRAL
-    z = (raw - baseline.mean) / baseline.std
+    z = (raw - baseline.mean) / std
     return 1 / (1 + math.exp(-z)) if z > -700 else 0.0  # below, the exponential overflows
 
 
@@ -88,12 +91,12 @@ class Baselines:
     def __init__(self) -> None:
         self._windows: dict[Key, Window] = {}
 
-    def take(self, key: Key, raw: float, *, method: Method, size: int) -> Baseline:
+    def take(self, key: Key, raw: float, *, method: Method, size: int, floor: float = 0.0) -> Baseline:
         """The baseline before this number; the number is then added to it."""
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = Window(size)
-        before = window.baseline(method)
+        before = window.baseline(method, floor)
         window.add(raw)
         return before
 

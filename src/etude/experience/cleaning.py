@@ -50,7 +50,7 @@ class Cleaner:
         typed = ("type", *event.__struct_fields__)  # only these were checked
         for name in IDS:
             if name in typed:
-                _check_id(name, raw.get(name) or "")
+                check_id(name, raw.get(name) or "")
         session = self._redactor(getattr(event, "tenant", None)).session()
         own_rule = {name for name in (*KEPT, "user", "redacted") if name in typed}
         free = {name: value for name, value in raw.items() if name not in own_rule}
@@ -106,7 +106,7 @@ def pseudonym(user: str) -> str:
     return f"user-{blake2b(user.encode('utf-8', 'surrogatepass'), digest_size=12).hexdigest()}"
 
 
-def _check_id(name: str, value: str) -> None:
+def check_id(name: str, value: str) -> None:
     """EventError for an id that looks like personal data or a secret, since ids are stored and shown unredacted."""
     if "@" in value:
         raise EventError(f"{name} holds an '@': give it an id that means nothing elsewhere")

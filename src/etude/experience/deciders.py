@@ -1,21 +1,32 @@
-"""The policies of `etude.task`, made on first use, and a policy that samples uniformly."""
+"""The policies of `task.decide`: loaded in the background, asked with a deadline; and two that need no training."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
+from time import monotonic
+from typing import Any, Literal
 
 from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
-from etude.contracts.errors import DataError
+from etude.contracts.errors import DataError, EtudeError
+from etude.contracts.option import option_name, read_options, why_not
 from etude.contracts.plain import plain
 from etude.contracts.ports import Decider
+from etude.experience.arguments import text_of
+from etude.experience.deadline import Deadline
+from etude.experience.per_process import PerProcess
 
-UNIFORM = "uniform"
+UNIFORM, DEFAULT = "uniform", "default"
+RETRY_S = 10.0
+"""Seconds after which a policy that could not be loaded is loaded again."""
 
 
 class Uniform:
-    """Samples every option with the same probability: the first policy of a new choice.
+    """Samples every eligible option with the same probability: the first policy of a new choice.
 
     Policies can learn from its decisions.
     """
@@ -26,28 +37,170 @@ class Uniform:
         self.problem = problem
 
     def decide(self, request: DecisionRequest) -> Decision:
-        if not request.options:
-            raise DataError(f"options of {self.problem!r} are empty: give options=[…] with at least one of them")
-        action, propensity = random.Random(request.seed).choice(request.options), 1 / len(request.options)
-        logged = LoggedDecision(
-            problem=self.problem,
-            context=plain(request.context),
-            eligible=plain(request.options),
-            action=plain(action),
-            propensity=propensity,
-            policy=self.version,
+        among = _eligible(self.problem, request)
+        return _decision(self, request, random.Random(request.seed).choice(among), among, 1 / len(among))
+
+
+class Default:
+    """Always gives the default option: a safe start, from which nothing can be learned."""
+
+    version = DEFAULT
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+
+    def decide(self, request: DecisionRequest) -> Decision:
+        among = _eligible(self.problem, request)
+        wanted = [option for option in among if option_name(option) == request.default]
+        return _decision(self, request, (wanted or among)[0], among, 1.0)
+
+
+def _eligible(problem: str, request: DecisionRequest) -> Sequence[Any]:
+    if not request.options:
+        raise DataError(f"options of {problem!r} are empty: give options=[…] with at least one of them")
+    read = read_options(request.options)
+    found = [
+        given for given, one in zip(request.options, read, strict=True) if why_not(one, request.preferences) is None
+    ]
+    if not found:
+        raise DataError(f"the preferences rule out all options of {problem!r}: offer another, or ask for less")
+    return found
+
+
+def _decision(
+    policy: Uniform | Default, request: DecisionRequest, action: Any, among: Sequence[Any], propensity: float
+) -> Decision:
+    logged = LoggedDecision(
+        problem=policy.problem,
+        context=plain(request.context),
+        eligible=plain(list(among)),
+        action=option_name(action),
+        propensity=propensity,
+        policy=policy.version,
+    )
+    return Decision(action=action, propensity=propensity, policy=policy.version, logged=(logged,))
+
+
+@dataclass(frozen=True)
+class ToLoad:
+    """A policy that has to be loaded first."""
+
+    name: str
+    """Its name in the settings, for messages."""
+    load: Callable[[], Decider]
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why a policy did not decide."""
+
+    reason: Literal["loading", "missing", "slow", "broken"]
+    why: str
+    error: Exception | None = None
+
+
+@dataclass
+class _Policy:
+    """A policy that is loaded, or will be."""
+
+    name: str  # empty if the settings do not say
+    decider: Decider | None = None
+    error: Exception | None = None
+    retry_at: float = 0.0
+    asked_at: float = float("inf")
+    """When it was first asked for while it was loaded."""
+    quick: bool = False
+    """Whether it answers at once, so that it needs no thread."""
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def why(self, error: Exception) -> str:
+        text = (
+            text_of(error)
+            if isinstance(error, EtudeError | TimeoutError)
+            else f"{type(error).__name__}: {text_of(error)}"
         )
-        return Decision(action=action, propensity=propensity, policy=self.version, logged=(logged,))
+        return f"{self.name}: {text}" if self.name else text
+
+    def load(self, load: Callable[[], Decider]) -> None:
+        try:
+            self.decider = load()
+        except Exception as error:  # whatever a policy of any package raises
+            self.retry_at, self.error = monotonic() + RETRY_S, error
+        finally:
+            self.ended.set()
 
 
 class Deciders:
-    """The decider of each problem, made on first use."""
+    """The policy of each problem. One that has to be loaded is loaded by a thread of its own."""
 
-    def __init__(self, make: Callable[[str], Decider]) -> None:
-        self._make, self._made, self._turn = make, dict[str, Decider](), Lock()
+    def __init__(self, make: Callable[[str], Decider | ToLoad]) -> None:
+        self._make, self._deadline = make, Deadline()
+        self._known = PerProcess(lambda: (Lock(), dict[str, _Policy]()))
 
-    def __call__(self, problem: str) -> Decider:
-        with self._turn:
-            if problem not in self._made:
-                self._made[problem] = self._make(problem)
-            return self._made[problem]
+    def prepare(self, problem: str) -> None:
+        """Begin to load the policy of a problem, and return."""
+        self._policy(problem)
+
+    def wait(self, problem: str) -> Decider:
+        """The policy of a problem, when it is loaded; raises what its loading raised."""
+        policy = self._policy(problem, again=True)
+        policy.ended.wait()
+        if policy.decider is None:
+            assert policy.error is not None
+            raise policy.error
+        return policy.decider
+
+    def loaded(self, problem: str, *, timeout_s: float) -> NoAnswer | None:
+        """Wait until the policy of a problem is loaded; why not, if it is not.
+
+        The timeout begins with the first call, so that later calls do not wait again.
+        """
+        policy = self._policy(problem)
+        if not policy.ended.is_set():
+            policy.asked_at = min(policy.asked_at, monotonic())
+            policy.ended.wait(max(0.0, policy.asked_at + timeout_s - monotonic()))
+        if not policy.ended.is_set():
+            return NoAnswer("loading", f"{policy.name} is being loaded")
+        return None if policy.error is None else NoAnswer("missing", policy.why(policy.error))
+
+    def decide(self, problem: str, request: DecisionRequest, *, timeout_s: float) -> Decision | NoAnswer:
+        """Ask the loaded policy of a problem; why it does not answer, if it does not. It raises nothing."""
+        policy = self._policy(problem)
+        if policy.decider is None:
+            return self.loaded(problem, timeout_s=0) or NoAnswer("loading", f"{policy.name} is being loaded")
+        try:
+            if policy.quick:
+                return policy.decider.decide(request)
+            return self._deadline.call(partial(policy.decider.decide, request), timeout_s)
+        except TimeoutError as error:
+            return NoAnswer("slow", policy.why(error))
+        except Exception as error:  # whatever a policy of any package raises
+            return NoAnswer("broken", policy.why(error), error)
+
+    def _policy(self, problem: str, *, again: bool = False) -> _Policy:
+        """Its loading begins with the first call, and after a failure some seconds later, or at once if `again`."""
+        turn, known = self._known()
+        policy = known.get(problem)
+        if policy is not None and policy.error is None:
+            return policy
+        with turn:
+            policy = known.get(problem)
+            if policy is None or (policy.error is not None and (again or monotonic() >= policy.retry_at)):
+                known[problem] = policy = self._begin(problem)
+        return policy
+
+    def _begin(self, problem: str) -> _Policy:
+        try:
+            made = self._make(problem)
+        except Exception as error:  # such as settings that cannot be read
+            return _ended(_Policy("", error=error, retry_at=monotonic() + RETRY_S))
+        if not isinstance(made, ToLoad):
+            return _ended(_Policy(made.version, decider=made, quick=isinstance(made, Uniform | Default)))
+        policy = _Policy(made.name)
+        threading.Thread(target=policy.load, args=(made.load,), name=f"etude-load-{problem}", daemon=True).start()
+        return policy
+
+
+def _ended(policy: _Policy) -> _Policy:
+    policy.ended.set()
+    return policy

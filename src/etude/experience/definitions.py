@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from importlib.resources import files
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -60,6 +61,8 @@ class ComponentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How its raw number is compared with the baseline; `none` leaves it unchanged."""
     window: Annotated[int, Meta(ge=10, le=1_000_000)] = 1000
     """Number of latest trajectories in the baseline."""
+    floor: Amount = 0.0
+    """Minimum spread of the baseline, in units of the raw number: differences far below it do not count."""
     per: tuple[Literal["problem", "agent", "group", "tenant"], ...] = ("problem",)
     """Only trajectories equal in these fields are compared. The policy is none of them: its gain would not show."""
     terms: dict[str, float] = {}
@@ -91,8 +94,11 @@ class RewardDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @cached_property
     def hash(self) -> str:
-        """Hash of the content, defaults included, without the description."""
-        content = msgspec.structs.replace(self, description="")
+        """Hash of the content, defaults included, without the description; a floor of 0 is as none."""
+        content = msgspec.to_builtins(msgspec.structs.replace(self, description=""))
+        for component in content["components"]:
+            if not component["floor"]:
+                del component["floor"]
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
 
     @cached_property
@@ -114,6 +120,11 @@ def _check_component(component: ComponentDefinition) -> None:
         raise ConfigError(
             f"component {component.name!r}: feedback cannot be normalised by {component.normalise!r}: it is from 0 to "
             "1 already, and comes too late for a baseline; leave `normalise` out"
+        )
+    if component.floor and component.normalise == "none":
+        raise ConfigError(
+            f"component {component.name!r}: floor is {component.floor:g}, but nothing is compared: set `normalise`, or "
+            "leave `floor` out"
         )
     usual = TERMS.get(component.source, {})
     for term, value in component.terms.items():
@@ -151,24 +162,19 @@ def _completion(trajectory: Trajectory, _rating: float | None, _terms: Terms) ->
 
 
 def _efficiency(trajectory: Trajectory, _rating: float | None, terms: Terms) -> Finding:
-    cost, latency_ms, turns = _cost(trajectory), _latency(trajectory), len(trajectory.turns)
-    effort = weight = 0.0
-    measured = []
-    if cost is not None and terms["cost"]:
-        effort += terms["cost"] * math.log1p(cost / terms["cost_unit_usd"])
-        weight += terms["cost"]
-        measured.append("cost")
-    if latency_ms is not None and terms["latency"]:
-        effort += terms["latency"] * math.log1p(latency_ms / terms["latency_unit_ms"])
-        weight += terms["latency"]
-        measured.append("latency")
-    if turns and terms["turns"]:
-        effort += terms["turns"] * math.log1p(turns)
-        weight += terms["turns"]
-        measured.append("turns")
+    cost, latency_ms = _cost(trajectory), trajectory.outcome.latency_ms
+    efforts = {
+        "cost": None if cost is None else cost / terms["cost_unit_usd"],
+        "latency": None if latency_ms is None else latency_ms / terms["latency_unit_ms"],
+        "turns": len(trajectory.turns) or None,
+    }
+    known = {name: effort for name, effort in efforts.items() if effort is not None and terms[name]}
+    effort, weight = 0.0, 0.0
+    for name, amount in known.items():
+        effort, weight = effort + terms[name] * math.log1p(amount), weight + terms[name]
     if not weight:
         return Finding(None, "neither cost nor latency nor turns are known")
-    of = "+".join(measured)
+    of = "+".join(known)
     return Finding(-effort / weight, f"from {of}", of)
 
 
@@ -184,11 +190,11 @@ def _feedback(_trajectory: Trajectory, rating: float | None, _terms: Terms) -> F
 
 
 def _execution(trajectory: Trajectory, _rating: float | None, terms: Terms) -> Finding:
-    outcome, cost, latency_ms = trajectory.outcome, _cost(trajectory), _latency(trajectory)
+    outcome, cost = trajectory.outcome, _cost(trajectory)
     if outcome.success is None:
         return Finding(None, "whether it was done is unknown")
-    raw = ExecutionReward(**terms)(msgspec.structs.replace(outcome, cost_usd=cost, latency_ms=latency_ms))
-    parts = {"cost": cost, "latency": latency_ms, "subtasks": outcome.subtasks_done}
+    raw = ExecutionReward(**terms)(msgspec.structs.replace(outcome, cost_usd=cost))
+    parts = {"cost": cost, "latency": outcome.latency_ms, "subtasks": outcome.subtasks_done}
     unknown = [part for part, value in parts.items() if value is None]
     ended = "done" if outcome.success else "failed"
     return Finding(raw, f"{ended}, counted as 0: {', '.join(unknown)}" if unknown else ended)
@@ -202,10 +208,6 @@ def _cost(trajectory: Trajectory) -> float | None:
     return sum(costs) if len(costs) == len(trajectory.turns) else None
 
 
-def _latency(trajectory: Trajectory) -> float | None:
-    return trajectory.outcome.latency_ms
-
-
 def _quality_named(name: str, trajectory: Trajectory) -> Finding:
     score = (trajectory.outcome.quality or {}).get(name)
     return Finding(score, f"the outcome has no score {name!r}" if score is None else f"the score {name!r}")
@@ -215,10 +217,8 @@ def _metadata_named(name: str, trajectory: Trajectory) -> Finding:
     value = (trajectory.metadata or {}).get(name)
     if not isinstance(value, int | float):
         return Finding(None, f"the metadata has no number {name!r}")
-    raw = (
-        float(value) if -MAX_MAGNITUDE <= value <= MAX_MAGNITUDE else math.inf
-    )  # an integer may be too large for a float
-    return Finding(raw, f"{name!r} in the metadata")
+    # An integer may be too large for a float.
+    return Finding(float(value) if abs(value) <= MAX_MAGNITUDE else math.inf, f"{name!r} in the metadata")
 
 
 Source = Callable[[Trajectory, float | None, Terms], Finding]
@@ -240,35 +240,11 @@ def source_of(name: str) -> Source:
     return lambda trajectory, _rating, _terms: named(rest, trajectory)
 
 
-_DOCUMENT = (
-    ComponentDefinition(name="completion", source="completion", weight=0.40),
-    ComponentDefinition(name="efficiency", source="efficiency", weight=0.20, normalise="zscore"),
-    ComponentDefinition(name="quality", source="quality", weight=0.15),
-    ComponentDefinition(name="feedback", source="feedback", weight=0.25),
-)
-
 BUILT_IN: Mapping[int, RewardDefinition] = {
-    1: RewardDefinition(
-        version=1,
-        name="balanced",
-        description="completion, efficiency against the problem's baseline, quality and feedback",
-        components=_DOCUMENT,
-    ),
-    2: RewardDefinition(
-        version=2,
-        name="execution",
-        description="what carrying out earned, in points: success, cost, latency, subtasks",
-        components=(ComponentDefinition(name="execution", source="execution", weight=1.0),),
-    ),
-    3: RewardDefinition(
-        version=3,
-        name="audited",
-        description="balanced, with efficiency between the lowest and the highest, and execution held out as an audit",
-        components=(
-            *(msgspec.structs.replace(c, normalise="minmax") if c.name == "efficiency" else c for c in _DOCUMENT),
-            ComponentDefinition(name="execution", source="execution", weight=0.0),
-        ),
-    ),
+    definition.version: definition
+    for definition in msgspec.yaml.decode(
+        files("etude.experience").joinpath("built_in_rewards.yaml").read_bytes(), type=list[RewardDefinition]
+    )
 }
 
 

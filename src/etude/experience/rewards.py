@@ -108,7 +108,9 @@ class Rewarder:
             return Component(name=component.name, raw=raw, value=raw, why=why)
         alike = (getattr(trajectory, field) for field in component.per)
         key = (component.name, measured, *alike)
-        baseline = self.baselines.take(key, raw, method=component.normalise, size=component.window)
+        baseline = self.baselines.take(
+            key, raw, method=component.normalise, size=component.window, floor=component.floor
+        )
         return Component(name=component.name, raw=raw, value=compared(raw, baseline), baseline=baseline, why=why)
 
     def _weighed(

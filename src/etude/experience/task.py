@@ -1,31 +1,56 @@
 """`etude.task` for any agent loop: it records a task and publishes it as one trajectory to the outbox.
 
-Published events are redacted, match their schema and are durable. Errors in this module are logged and counted, and
-never reach the agent.
+Published events are redacted, match their schema and are durable. Wrong arguments raise DataError at the call. Failures
+of Etude itself are logged and counted, and never reach the agent: a choice gets its default option.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from threading import Lock
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 
 from etude.contracts.bus import EventBus, Message
-from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision, Preferences
 from etude.contracts.errors import DataError, EtudeError
+from etude.contracts.option import CHOICE, option_name, read_options
 from etude.contracts.plain import plain
-from etude.contracts.ports import Decider
 from etude.contracts.subjects import subject_of
 from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
+from etude.experience.arguments import (
+    MAX_NAME_CHARS,
+    one_of,
+    read_choice,
+    read_context,
+    read_count,
+    read_flag,
+    read_id,
+    read_metadata,
+    read_name,
+    read_number,
+    read_offer,
+    read_preferences,
+    read_quality,
+    read_rating,
+    read_required_name,
+    read_text,
+    shown,
+    text_of,
+    wrong,
+)
+from etude.experience.chosen import chosen
 from etude.experience.cleaning import pseudonym
+from etude.experience.deciders import DEFAULT, Deciders, Default, NoAnswer
 
 log = logging.getLogger("etude")
 
@@ -34,6 +59,19 @@ TASK = "task"
 """The problem of a task without decisions."""
 REFRESH_S = 5.0
 """Seconds after which the users who opted out are read again."""
+GIVEN = {
+    "loading": "the default is given while the policy is loaded",
+    "missing": "the default is given because the policy cannot be loaded",
+    "slow": "the default was given because the policy did not answer in time",
+    "broken": "the default was given because the policy failed",
+}
+REMEDY = {
+    "loading": "to wait for it, raise experience.decide_timeout_ms",
+    "missing": "correct experience.policies",
+    "slow": "raise experience.decide_timeout_ms, or use a smaller policy",
+    "broken": "train it again, or name another one in experience.policies",
+}
+"""Of a policy that does not answer, by reason: what is done, and what to do."""
 
 
 @dataclass(kw_only=True)
@@ -45,13 +83,19 @@ class Collector:
     """Encodes and redacts an event; EtudeError if it cannot be sent."""
     problem_of: Callable[[str], str]
     """The problem of a decision by name: the problem of that name, or choice:NAME for a choice of the user's own."""
-    decider: Callable[[str], Decider]
-    """Returns the policy of a problem."""
+    deciders: Deciders
+    """The policies of problems and choices."""
     opted_out: Callable[[], frozenset[str]]
     """Returns the users who opted out: none of their data is stored."""
     clock: Callable[[], datetime]
+    decide_timeout_s: float = 0.2
+    """Seconds that a choice waits for its policy."""
     failed: int = 0
     """Number of events that could not be published; the log says why."""
+    defaults: Counter[str] = field(default_factory=Counter)
+    """Number of times, by problem, that a policy did not answer and the default was given; the log says why."""
+    _warned: set[tuple[str, str]] = field(default_factory=set)
+    _turn: Lock = field(default_factory=Lock)
 
     def task(
         self,
@@ -71,19 +115,19 @@ class Collector:
 
         `problem` defaults to the problem of its first decision, or `task` without a decision.
         """
-        now = self.clock()
+        now, named = self.clock(), read_name("problem", problem, such_as="tone")
         return Task(
             collector=self,
-            task=task,
-            user=user,
-            group=group,
-            tenant=tenant,
-            agent=agent,
-            model=model,
-            problem=problem if problem in (None, TASK) else self.problem_of(_text(problem)),
-            metadata=_snapshot(metadata or {}),
-            collect=collect and self._may_keep(user),
-            id=id or new_id("t", now),
+            task=read_text("task", task, "a text that says what is to be done"),
+            user=(known := read_name("user", user, such_as="u1")),
+            group=read_name("group", group),
+            tenant=read_name("tenant", tenant),
+            agent=read_name("agent", agent),
+            model=read_name("model", model),
+            problem=named if named in (None, TASK) else self.problem_of(named),
+            metadata=_snapshot(read_metadata(metadata)),
+            collect=bool(read_flag("collect", collect)) and self._may_keep(known),
+            id=new_id("t", now) if id is None else read_id("id", id),
             time=now,
         )
 
@@ -97,21 +141,12 @@ class Collector:
         user: str | None = None,
     ) -> bool:
         """Publish a rating of a trajectory, now or days later; return whether it was published."""
-        if thumbs is None and stars is None and comment is None:
-            raise DataError("feedback is empty: give thumbs='up' or 'down', stars from 1 to 5, or a comment")
-        if not self._may_keep(user):
+        rating = read_rating(thumbs, stars, comment)
+        rated, by = read_id("trajectory_id", trajectory_id), read_name("user", user, such_as="u1")
+        if not self._may_keep(by):
             return False
         now = self.clock()
-        given = {"thumbs": thumbs, "stars": stars, "comment": plain(comment), "user": plain(user)}
-        try:
-            event = msgspec.convert(
-                {"type": subject_of(Feedback), "id": new_id("f", now), "time": now, "trajectory_id": trajectory_id}
-                | {name: value for name, value in given.items() if value is not None},
-                Feedback,
-            )
-        except msgspec.ValidationError as error:
-            raise DataError(f"feedback is not valid: {error}") from error
-        return self.publish(event)
+        return self.publish(Feedback(id=new_id("f", now), time=now, trajectory_id=rated, user=by, **rating))
 
     def publish(self, event: Event) -> bool:
         """Publish an event; return whether it is durable in the outbox."""
@@ -129,11 +164,20 @@ class Collector:
             self.failed += 1
             log.error("%s was not collected: %s", what, error if isinstance(error, EtudeError) else plain(error))
 
+    def defaulted(self, problem: str, missing: NoAnswer) -> None:
+        """Count a default that was given since the policy did not answer; log the reason once for each problem."""
+        with self._turn:
+            self.defaults[problem] += 1
+            known = (problem, missing.reason) in self._warned
+            self._warned.add((problem, missing.reason))
+        if not known:
+            log.warning("%s: %s (%s): %s", problem, GIVEN[missing.reason], missing.why, REMEDY[missing.reason])
+
     def _may_keep(self, user: str | None) -> bool:
         """Whether data of this user may be stored; False while the opt-outs cannot be read."""
         if user is None:
             return True
-        with self.isolated(f"a task or rating of {pseudonym(_text(user))}"):
+        with self.isolated(f"a task or rating of {pseudonym(user)}"):
             return user not in self.opted_out()
         return False
 
@@ -174,31 +218,120 @@ class Task:
     _ratings: list[Rating] = field(default_factory=list)
     _outcome: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def decisions(self) -> tuple[LoggedDecision, ...]:
+        """The decisions that are logged so far."""
+        return tuple(self._decisions)
+
     def decide(
         self,
-        problem: str,
+        name: str,
         context: Any = None,
         *,
         options: Sequence[Any] | None = None,
         eligible: Sequence[Any] | None = None,
-    ) -> Decision:
-        """Ask the policy of a problem; its decision is logged with the options and its propensity.
+        default: Any = None,
+        quality_weight: float | None = None,
+        max_cost_usd: float | None = None,
+        max_latency_ms: float | None = None,
+        region: str | None = None,
+        allowed: Sequence[str] | None = None,
+    ) -> Any:
+        """Make a choice of your own among `options`, or ask the policy of a problem; it is logged with its propensity.
 
-        `problem` is a problem by name, or any name for a choice of your own among `options`, logged as choice:NAME.
-        `eligible` is another name for `options`.
+        Any `name` that is not a problem is a choice of your own, logged as choice:NAME. Options are names, or mappings
+        with a `name` and as far as they are known a `description`, numbers and words; what is returned equals the
+        chosen option, and has its `propensity`, `policy`, `expected` and `decision`. If the policy does not answer in
+        time, it is `default`, an option or its name, else the first one. The context is a text, a number, or a mapping
+        of these. `quality_weight` (1 is quality alone, 0 cost alone), `max_cost_usd`, `max_latency_ms`, `region` and
+        `allowed` say what is wanted this time. `eligible` is another name for `options`.
+
+        For a problem such as `workflow` the `Decision` is returned.
         """
         at_ms = self._ms()
-        among = eligible if options is None else options
-        request = DecisionRequest(
-            context=context, options=None if among is None else tuple(among), at_ms=at_ms, seed=secrets.randbits(62)
+        problem = self._problem(name)
+        offered, where = one_of(options, eligible)
+        wanted = read_preferences(
+            quality_weight=quality_weight,
+            max_cost_usd=max_cost_usd,
+            max_latency_ms=max_latency_ms,
+            region=region,
+            allowed=allowed,
         )
-        decision = self.collector.decider(self.collector.problem_of(_text(problem))).decide(request)
-        self._decisions += [msgspec.structs.replace(d, at_ms=at_ms + d.at_ms) for d in decision.logged]
+        if not problem.startswith(CHOICE):
+            return self._ask(problem, context, offered, default, wanted, at_ms)
+        known, among = read_context(context), read_offer(offered, where, wanted)
+        if default is not None:
+            default = read_choice("default", default, read_options(offered, where=where), where)
+        request = DecisionRequest(
+            context=known,
+            options=tuple(offered),
+            default=default if default in among else None,
+            preferences=wanted,
+            at_ms=at_ms,
+            seed=secrets.randbits(62),
+        )
+        decision = self._chosen(problem, request, among)
+        self._decisions += decision.logged
+        return chosen(decision.action, decision)
+
+    def _chosen(self, problem: str, request: DecisionRequest, among: Mapping[str, Any]) -> Decision:
+        """The answer of the policy if there is one in time that is legal, else the default."""
+        try:
+            answer = self._answer(problem, request, timeout_s=self.collector.decide_timeout_s)
+            if not isinstance(answer, NoAnswer):
+                answer = _legal(answer, problem, request, among)
+        except Exception as error:  # such as a system that gives no more threads
+            answer = NoAnswer("broken", text_of(error))
+        if isinstance(answer, NoAnswer):
+            self.collector.defaulted(problem, answer)
+            answer = Default(problem).decide(request)
+        (entry,) = answer.logged
+        return msgspec.structs.replace(answer, logged=(msgspec.structs.replace(entry, at_ms=request.at_ms),))
+
+    def _answer(self, problem: str, request: DecisionRequest, *, timeout_s: float) -> Decision | NoAnswer:
+        """Ask within the timeout. The time that its loading takes is not part of the task's latency."""
+        began, deciders = perf_counter(), self.collector.deciders
+        missing = deciders.loaded(problem, timeout_s=timeout_s)
+        waited_s = perf_counter() - began
+        self._began += waited_s
+        return missing or deciders.decide(problem, request, timeout_s=timeout_s - waited_s)
+
+    def _ask(
+        self, problem: str, context: Any, options: Any, default: Any, wanted: Preferences, at_ms: float
+    ) -> Decision:
+        """The decision of a problem's policy. A `default` is no action of the policy, so it is not logged."""
+        request = DecisionRequest(
+            context=context,
+            options=None if options is None else tuple(options),
+            preferences=wanted,
+            at_ms=at_ms,
+            seed=secrets.randbits(62),
+        )
+        if default is None:
+            began = perf_counter()
+            decider = self.collector.deciders.wait(problem)
+            self._began += perf_counter() - began  # loading is not part of the task's latency
+            decision = decider.decide(request)
+        else:
+            answer = self._answer(problem, request, timeout_s=self.collector.decide_timeout_s)
+            if isinstance(answer, NoAnswer):
+                if isinstance(answer.error, DataError):  # the request is wrong
+                    raise answer.error
+                self.collector.defaulted(problem, answer)
+                answer = Decision(action=default, propensity=1.0, policy=DEFAULT, logged=())
+            decision = answer
+        self._decisions += [msgspec.structs.replace(d, at_ms=max(at_ms, d.at_ms)) for d in decision.logged]
         return decision
+
+    def _problem(self, name: Any) -> str:
+        """The problem of a decision by name."""
+        problem = self.collector.problem_of(read_required_name("name", name, such_as="tone"))
+        return read_required_name("name", problem, such_as="tone")  # its prefix counts
 
     def decided(
         self,
-        problem: str,
+        name: str,
         action: Any,
         *,
         policy: str,
@@ -207,20 +340,34 @@ class Task:
         eligible: Sequence[Any] | None = None,
         context: Any = None,
     ) -> None:
-        """Log a decision that was made elsewhere."""
-        if propensity is not None and not 0 < propensity <= 1:
-            raise DataError(
-                f"propensity is {propensity!r}: expected the probability of the action, above 0 and up to 1"
-            )
+        """Log a decision that was made elsewhere: of a choice, `action` is one of the options, or its name."""
+        problem = self._problem(name)
+        version = read_required_name("policy", policy, such_as="router-7")
+        probability = read_number("propensity", propensity, high=1.0)
+        if probability == 0:
+            raise wrong("propensity", propensity, "the probability of the action, above 0 and up to 1")
+        among, where = one_of(options, eligible)
+        if isinstance(action, Decision):
+            action = action.action
+        if problem.startswith(CHOICE):
+            context = read_context(context)
+            if among is not None:
+                action = read_choice("action", action, read_options(among, where=where), where)
+            elif not option_name(action):
+                raise wrong("action", action, "the chosen option, or its name")
+            else:
+                action = option_name(action)
+        elif isinstance(among, list | tuple) and _snapshot(action) not in _snapshot(among):
+            raise wrong("action", action, f"one of the {where}")
         self._decisions.append(
             LoggedDecision(
-                problem=self.collector.problem_of(_text(problem)),
+                problem=problem,
                 at_ms=self._ms(),
                 context=_snapshot(context),
-                eligible=_snapshot(eligible if options is None else options),
+                eligible=_snapshot(among),
                 action=_snapshot(action),
-                propensity=propensity,
-                policy=policy,
+                propensity=probability,
+                policy=version,
             )
         )
 
@@ -242,9 +389,9 @@ class Task:
                 observation=_snapshot(observation),
                 action=_snapshot(done),
                 result=_snapshot(result),
-                error=None if error is None else _text(error),
-                cost_usd=cost_usd,
-                latency_ms=latency_ms,
+                error=None if error is None else text_of(error),
+                cost_usd=read_number("cost_usd", cost_usd, unit=" USD"),
+                latency_ms=read_number("latency_ms", latency_ms, unit=" milliseconds"),
             )
         )
 
@@ -260,12 +407,12 @@ class Task:
     ) -> None:
         """Set the outcome, as far as it is known. By default a block that ends without an exception succeeded."""
         known = {
-            "success": success,
-            "cost_usd": cost_usd,
-            "quality": _snapshot(quality) or None,
-            "subtasks": subtasks,
-            "subtasks_done": subtasks_done,
-            "error": None if error is None else _text(error),
+            "success": read_flag("success", success),
+            "cost_usd": read_number("cost_usd", cost_usd, unit=" USD"),
+            "quality": read_quality(quality) or None,
+            "subtasks": read_count("subtasks", subtasks),
+            "subtasks_done": read_count("subtasks_done", subtasks_done),
+            "error": None if error is None else text_of(error),
         }
         self._outcome |= {name: value for name, value in known.items() if value is not None}
 
@@ -273,7 +420,7 @@ class Task:
         self, *, thumbs: Literal["up", "down"] | None = None, stars: int | None = None, comment: str | None = None
     ) -> None:
         """Add a rating before the task ends."""
-        self._ratings.append(Rating(thumbs=thumbs, stars=stars, comment=comment))
+        self._ratings.append(Rating(**read_rating(thumbs, stars, comment)))
 
     def __enter__(self) -> Self:
         self._began = perf_counter()
@@ -289,7 +436,7 @@ class Task:
         if error is not None:
             stopped = not isinstance(error, Exception)  # by the user, by asyncio, or by a closed generator
             outcome = {"success": None if stopped else False, "ended": "cancelled" if stopped else "failed"} | outcome
-            outcome.setdefault("error", f"{type(error).__name__}: {_text(error)}")
+            outcome.setdefault("error", f"{type(error).__name__}: {text_of(error)}")
         outcome.setdefault("success", True)
         costs = [turn.cost_usd for turn in self._turns if turn.cost_usd is not None]
         if costs:
@@ -316,19 +463,42 @@ class Task:
         return (perf_counter() - self._began) * 1e3
 
 
+def _legal(answer: Any, problem: str, request: DecisionRequest, among: Mapping[str, Any]) -> Decision | NoAnswer:
+    """The answer of a policy to a choice, with the option as it was offered and one log entry; why not, if not legal.
+
+    `among` are the options that the preferences do not rule out, by name.
+    """
+    if not isinstance(answer, Decision):
+        return NoAnswer("broken", f"it answered {shown(answer)} in place of a Decision")
+    version: Any = answer.policy  # of any type: the policy is somebody's own code
+    name, chance = option_name(answer.action), cast(Any, answer.propensity)
+    if not isinstance(version, str) or not 0 < len(version) <= MAX_NAME_CHARS:
+        return NoAnswer("broken", f"its version is {shown(version)}")
+    if name not in among:
+        return NoAnswer("broken", f"{version} chose {name!r}, which is not eligible")
+    if chance is not None and not (isinstance(chance, float) and 0 < chance <= 1):
+        return NoAnswer("broken", f"{version} chose {name!r} with the propensity {chance!r}")
+    listed = answer.logged[0].eligible if answer.logged else None
+    names = [option_name(one) for one in listed] if isinstance(listed, list | tuple) else list(among)
+    if name not in names:
+        return NoAnswer("broken", f"{version} chose {name!r}, which it does not list as eligible")
+    entry = LoggedDecision(
+        problem=problem,
+        context=request.context,
+        eligible=plain([option for known, option in among.items() if known in names]),
+        action=name,
+        propensity=chance,
+        policy=version,
+    )
+    found: Decision = msgspec.structs.replace(answer, action=among[name], logged=(entry,))
+    return found
+
+
 def _snapshot(value: Any) -> Any:
     """A copy in the types of JSON: later changes to the value have no effect."""
     try:
         return plain(value)
     except Exception:  # such as a mapping that another thread changes
-        return f"<{type(value).__name__}>"
-
-
-def _text(value: object) -> str:
-    """The text of a value; its class name if it has none."""
-    try:
-        return str(plain(str(value)))
-    except Exception:  # `__str__` of any class may raise
         return f"<{type(value).__name__}>"
 
 

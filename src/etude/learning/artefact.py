@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +13,7 @@ import msgspec
 
 from etude.contracts.errors import CheckpointError
 from etude.contracts.policy import FORMAT, Manifest, version_of
-from etude.files.durable import SHARED, sync_folder, write_file
-from etude.learning.checkpoint import MANIFEST, TENSORS, read_tensors, save_tensors, under
+from etude.learning.checkpoint import MANIFEST, TENSORS, read_tensors, save_tensors, under, write_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and listing runs needs none of it
     from torch import Tensor
@@ -88,13 +86,5 @@ def write_artefact(
     """Write an artefact to `folder` by one rename; `about` are the manifest's other fields."""
     contents = {TENSORS: save_tensors(tensors), **files}
     manifest = Manifest(files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}, **about)
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    for name, data in (*contents.items(), (MANIFEST, manifest.encode())):
-        write_file(draft / name, data, mode=SHARED)
-    sync_folder(draft)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
-    sync_folder(folder.parent)
+    write_folder(folder, contents | {MANIFEST: manifest.encode()})
     return Artefact(folder)

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.contracts.errors import CheckpointError
 from etude.files.durable import SHARED, sync_folder, write_file
@@ -19,6 +19,8 @@ from etude.files.durable import SHARED, sync_folder, write_file
 if TYPE_CHECKING:  # torch takes seconds to import, and listing runs needs none of it
     from torch import Tensor
     from torch.optim import Optimizer
+
+T = TypeVar("T")
 
 FORMAT = 1
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
@@ -34,22 +36,27 @@ def write_checkpoint(
     add: Callable[[Path], object] = lambda draft: None,
 ) -> Path:
     """Add a checkpoint below `folder`, with what `add` writes into it, and drop all but the newest `keep`."""
-    final = folder / f"step-{step:012d}"
-    draft = folder / f".{final.name}.draft"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    data = save_tensors(tensors)
+    final, data = folder / f"step-{step:012d}", save_tensors(tensors)
     manifest = {"format": FORMAT, "step": step, "sha256": hashlib.sha256(data).hexdigest(), **meta}
-    write_file(draft / TENSORS, data, mode=SHARED)
-    write_file(draft / MANIFEST, json.dumps(manifest, indent=1).encode(), mode=SHARED)
-    add(draft)
-    sync_folder(draft)
-    shutil.rmtree(final, ignore_errors=True)
-    draft.rename(final)
-    sync_folder(folder)
+    files = {TENSORS: data, MANIFEST: json.dumps(manifest, indent=1).encode()}
+    write_folder(final, files, add)
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], add: Callable[[Path], object] = lambda draft: None) -> None:
+    """Write a folder of these files, and of what `add` writes into it, by one rename."""
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for name, data in files.items():
+        write_file(draft / name, data, mode=SHARED)
+    add(draft)
+    sync_folder(draft)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+    sync_folder(folder.parent)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -96,9 +103,14 @@ def read_tensors(data: bytes, source: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{source}: not a safetensors file ({error}): restore it, or train again") from error
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """The tensors whose names begin with the prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with the prefix before their names: `under` undoes it."""
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:

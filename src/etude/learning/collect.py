@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from etude.learning.checkpoint import under
+from etude.learning.checkpoint import prefixed, under
 from etude.learning.gae import match
 from etude.problems.base import Action, Obs, Policy, World
 
@@ -38,11 +38,10 @@ class Collector:
 
     def __init__(self, world: World, *, steps: int, seed: int) -> None:
         self.world, self.steps = world, steps
-        self.generator = Generator(world.device).manual_seed(
-            seed + 500_009
-        )  # different random numbers than the world's
+        # Different random numbers than the world's.
+        self.generator = Generator(world.device).manual_seed(seed + 500_009)
         self.obs = world.reset(seed)
-        self._buffer: dict[str, Tensor] = {}
+        self._buffer: dict[str, dict[str, Tensor]] = {"obs": {}, "action": {}, "scalars": {}}
 
     @torch.no_grad()
     def collect(self, policy: Policy) -> Batch:
@@ -57,29 +56,29 @@ class Collector:
             step = self.world.step(decision.action)
             ended = step.terminated | step.truncated
             scalars = {"log_prob": decision.log_prob, "value": decision.value, "reward": step.reward}
-            self._write("", t, {**scalars, "terminated": step.terminated, "ended": ended})
+            self._write("scalars", t, {**scalars, "terminated": step.terminated, "ended": ended})
             if step.final_obs is not None:
                 if step.truncated.any():  # nothing follows a termination
                     ended_at.append((t, step.final_obs))
                 episodes.append({name: value[ended] for name, value in step.metrics.items()})
             self.obs = step.obs
 
-        value, ended = self._buffer["value"], self._buffer["ended"]
+        filled = self._buffer["scalars"]
+        value, ended = filled["value"], filled["ended"]
         next_value = torch.cat([value[1:], policy.value(self.obs)[None]])
         for t, final_obs in ended_at:
             next_value[t] = torch.where(match(ended, value)[t], policy.value(final_obs), next_value[t])
         return Batch(
-            obs=self._named("obs"),
-            action=self._named("action"),
+            obs=dict(self._buffer["obs"]),
+            action=dict(self._buffer["action"]),
             next_value=next_value,
             last_obs=self.obs,
             episodes={name: torch.cat([e[name] for e in episodes]) for name in episodes[0]} if episodes else {},
-            **{name: self._buffer[name] for name in ("log_prob", "value", "reward", "terminated", "ended")},
+            **filled,
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        world = {f"world.{name}": value for name, value in self.world.state_dict().items()}
-        return {**world, "generator": self.generator.get_state()}
+        return {**prefixed("world.", self.world.state_dict()), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.world.load_state_dict(under("world.", state))
@@ -87,11 +86,8 @@ class Collector:
         self.obs = self.world.observe()
 
     def _write(self, group: str, t: int, values: Mapping[str, Tensor]) -> None:
+        buffer = self._buffer[group]
         for name, value in values.items():
-            key = f"{group}.{name}" if group else name
-            if key not in self._buffer:
-                self._buffer[key] = value.new_empty((self.steps, *value.shape))
-            self._buffer[key][t].copy_(value)
-
-    def _named(self, group: str) -> dict[str, Tensor]:
-        return {key.removeprefix(f"{group}."): v for key, v in self._buffer.items() if key.startswith(f"{group}.")}
+            if name not in buffer:
+                buffer[name] = value.new_empty((self.steps, *value.shape))
+            buffer[name][t].copy_(value)

@@ -9,7 +9,7 @@ import torch
 
 from etude.contracts.formats import fixed, percent, signed
 from etude.evidence.intervals import estimate_difference
-from etude.learning.evaluate import Score, actor_of
+from etude.learning.evaluate import Score, greedy
 from etude.problems.base import Actor, Problem
 
 POLICY, UNTRAINED, RANDOM, ORACLE = "policy", "untrained", "random", "oracle"
@@ -17,20 +17,13 @@ NO_RIVALS = (RANDOM, UNTRAINED, ORACLE)
 """Not the policies to beat: random choice is too weak, and an oracle knows what no policy can."""
 
 
-def contenders(problem: Problem, policy: Any, *, stochastic: bool = False, seed: int = 0) -> dict[str, Actor]:
-    """The policy first, then the problem's baselines, then an untrained network of the same kind.
-
-    Both networks take their most probable actions, or with `stochastic` sample them.
-    """
+def contenders(problem: Problem, policy: Any, *, seed: int = 0) -> dict[str, Actor]:
+    """The policy first, then the problem's baselines, then an untrained network of the same kind."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         untrained: Any = problem.policy().train(False)
     untrained.to(next(policy.parameters()).device)
-    return {
-        POLICY: actor_of(policy, stochastic=stochastic),
-        **problem.baselines(),
-        UNTRAINED: actor_of(untrained, stochastic=stochastic),
-    }
+    return {POLICY: greedy(policy), **problem.baselines(), UNTRAINED: greedy(untrained)}
 
 
 def difference(a: Score, b: Score) -> tuple[float, float, float]:

@@ -1,10 +1,11 @@
-"""The device and the number of threads that torch uses."""
+"""The device and the number of threads that torch uses, and the step of an optimiser."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -36,3 +37,12 @@ def one_thread(*, only: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def descend(optimizer: torch.optim.Optimizer, policy: Any, loss: torch.Tensor, *, max_norm: float) -> torch.Tensor:
+    """One step of an optimiser, with gradients scaled down to this norm; returns their norm before that."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
+    optimizer.step()
+    return norm

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
+from etude.learning.checkpoint import load_optimizer, optimizer_tensors, prefixed, under
 from etude.problems.base import Obs
+
+FEATURES, LR = 32, 1e-3
 
 
 class Curiosity:
     """Predicts a fixed random network's features of an observation; the error is the bonus."""
 
-    def __init__(
-        self, *, device: torch.device | str = "cpu", seed: int = 0, features: int = 32, lr: float = 1e-3
-    ) -> None:
-        self.device, self.features, self.lr, self.seed = torch.device(device), features, lr, seed
+    def __init__(self, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        self.device, self.seed = torch.device(device), seed
         self.target: nn.Module | None = None  # built when the width of the first observation is known
         self.predictor: nn.Module
         self.optimizer: torch.optim.Adam
@@ -45,9 +45,9 @@ class Curiosity:
         if self.target is None:
             return {}
         state = {"center": self.center, "spread": self.spread, "familiar": self.familiar}
-        state |= {f"target.{name}": value for name, value in self.target.state_dict().items()}
-        state |= {f"predictor.{name}": value for name, value in self.predictor.state_dict().items()}
-        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
+        parts = {"target.": self.target.state_dict(), "predictor.": self.predictor.state_dict()}
+        for prefix, part in (parts | {"optimizer.": optimizer_tensors(self.optimizer)}).items():
+            state |= prefixed(prefix, part)
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -79,9 +79,9 @@ class Curiosity:
     def _build(self, width: int) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            self.target = _network(width, self.features).to(self.device).requires_grad_(False)
-            self.predictor = _network(width, self.features).to(self.device)
-        self.optimizer = torch.optim.Adam(self.predictor.parameters(), lr=self.lr)
+            self.target = _network(width).to(self.device).requires_grad_(False)
+            self.predictor = _network(width).to(self.device)
+        self.optimizer = torch.optim.Adam(self.predictor.parameters(), lr=LR)
 
     def _error(self, x: Tensor) -> Tensor:
         assert self.target is not None
@@ -89,5 +89,5 @@ class Curiosity:
         return error.square().mean(1)
 
 
-def _network(width: int, features: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, features))
+def _network(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, FEATURES))

@@ -1,38 +1,34 @@
 """Direct preference optimisation from logs (Rafailov et al., 2023): improves a policy by preferences.
 
 Of two trajectories for the same request the one with the higher reward is preferred, with a certainty that grows with
-the difference; preferences of people may be added. The reference is the behaviour policy; the logged propensities
+the difference. The reference is the behaviour policy; the logged propensities
 replace a second network: the loss is −log σ(β (Δ log π − Δ log μ)) of whole trajectories. Read top to bottom.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from annotated_types import Ge, Gt, Le
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from etude.contracts.errors import DataError
-from etude.learning.logged import Logged, Shards, distance, effective_share, held_out_value, possible
+from etude.learning.compute import descend
+from etude.learning.logged import Logged, PassesConfig, Shards, distance, effective_share, held_out_value, possible
 from etude.problems.base import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOConfig:
+class DPOConfig(PassesConfig):
     """Settings of DPO from logs."""
 
     epochs: Annotated[int, Ge(1)] = 8
     """Maximum number of passes over the logs."""
     minibatch: Annotated[int, Ge(1)] = 256
     """Pairs per gradient step."""
-    lr: Annotated[float, Gt(0)] = 3e-4
-    """Adam's step size at the start."""
-    lr_final: Annotated[float, Ge(0), Le(1)] = 0.1
-    """Share of `lr` left at the end; the decay is linear."""
     beta: Annotated[float, Gt(0)] = 0.1
     """Strength of the pull towards the behaviour policy; a smaller value lets a preference move the policy further."""
     pairs: Annotated[int, Ge(1)] = 4
@@ -41,34 +37,15 @@ class DPOConfig:
     """Minimum difference in reward between the two of a pair, in standard deviations of the logged rewards."""
     temperature: Annotated[float, Gt(0)] | None = 0.3
     """Difference in reward, in standard deviations, that makes a preference 73 % certain; null makes all certain."""
-    truncation: Annotated[float, Gt(0)] = 2.0
-    """Importance ratios above this count as this in the estimate on held-out logs."""
-    max_grad_norm: Annotated[float, Gt(0)] = 0.5
-    """Gradients are scaled down to this norm."""
     min_ess: Annotated[float, Ge(0), Le(1)] = 0.01
     """Stop if the effective share of the logged decisions under the policy falls below this."""
-    patience: Annotated[int, Ge(1)] = 2
-    """Passes without a better estimate on held-out logs before it stops."""
 
 
 class DPO:
-    """The learner: a policy, its optimiser and its progress.
+    """The learner: a policy, its optimiser and its progress."""
 
-    `preferences` are certain: for each part of the logs, in their order, (P, 2) of its trajectories, the better one
-    first. They are added to the pairs that rewards give.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        config: DPOConfig,
-        *,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        preferences: Sequence[Tensor] | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, config: DPOConfig, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.policy, self.config, self.device = policy, config, torch.device(device)
-        self.preferences = preferences
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
         self.generator, self.epoch = Generator(self.device).manual_seed(seed), 0
 
@@ -77,18 +54,13 @@ class DPO:
         c = self.config
         rows: list[Tensor] = []
         self.policy.train()
-        for number, logged in enumerate(shards()):
+        for logged in shards():
             logged.check()
             pairs = mined(logged, c, self.generator)
             sure = torch.ones(len(pairs), device=pairs.device)
             if c.temperature is not None:
                 gap = logged.reward[pairs[:, 0]] - logged.reward[pairs[:, 1]]
                 sure = (gap / (c.temperature * spread(logged))).sigmoid()
-            if self.preferences is not None:
-                own = self.preferences[number].to(pairs.device)
-                pairs, sure = torch.cat([pairs, own]), torch.cat([sure, torch.ones_like(own[:, 0], dtype=sure.dtype)])
-                order = torch.randperm(len(pairs), generator=self.generator, device=pairs.device)
-                pairs, sure = pairs[order], sure[order]
             for some, surely in zip(pairs.split(c.minibatch), sure.split(c.minibatch), strict=True):
                 if len(some):
                     rows.append(self._step(logged, some, surely))
@@ -96,8 +68,7 @@ class DPO:
         if not rows:
             raise DataError(
                 f"no two trajectories of the same context differ in reward by more than margin, {c.margin:g} standard "
-                "deviations of the logged rewards: set dpo.margin to 0, log several trajectories for each request, or "
-                "give preferences"
+                "deviations of the logged rewards: set dpo.margin to 0, or log several trajectories for each request"
             )
         return dict(zip(METRICS, torch.stack(rows).mean(0).tolist(), strict=True))
 
@@ -110,10 +81,7 @@ class DPO:
         which = torch.arange(len(own), device=own.device).repeat_interleave(logged.lengths[own])
         total = torch.zeros(len(own), dtype=log_ratio.dtype, device=own.device).index_add(0, which, log_ratio)
         loss, right = dpo_loss(total[place[:, 0]], total[place[:, 1]], sure, self.config)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        self.optimizer.step()
+        norm = descend(self.optimizer, self.policy, loss, max_norm=self.config.max_grad_norm)
         far = log_ratio.detach()
         return torch.stack(
             [loss.detach(), right, new.entropy.detach().mean(), norm, effective_share(far.exp()), distance(far)]

@@ -9,7 +9,8 @@ import torch
 from torch import Generator
 
 from etude.evidence.intervals import estimate_mean
-from etude.problems.base import Action, Actor, Obs, Policy, Problem
+from etude.learning.compute import one_thread
+from etude.problems.base import Actor, Policy, Problem
 
 EVALUATION_SEED = 1_000_003
 """Seed of evaluations: far from any training seed, and the same for all compared policies."""
@@ -49,13 +50,22 @@ def evaluate(
     device: torch.device | str = "cpu",
 ) -> Score:
     """Play each of `episodes` environments once, all at the same time, on one CPU thread: the tensors are small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread(only=True):
         results = _play(problem, actor, episodes=episodes, seed=seed, device=device)
-        return _score(results, stream=f"seed {seed} on {torch.device(device).type}")  # devices have their own numbers
-    finally:
-        torch.set_num_threads(threads)
+        results.pop("whole", None)
+        returns = results.pop("return").double().cpu().numpy()
+        found = estimate_mean(returns)
+        return Score(
+            episodes=len(returns),
+            mean=found.mean,
+            std=float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+            low=found.low,
+            high=found.high,
+            metrics={name: float(value.double().mean()) for name, value in results.items() if value.dim() == 1},
+            returns=returns.tolist(),
+            details={name: value.double().mean(0).tolist() for name, value in results.items() if value.dim() > 1},
+            stream=f"seed {seed} on {torch.device(device).type}",  # devices have their own numbers
+        )
 
 
 def _play(
@@ -79,41 +89,11 @@ def _play(
     return results
 
 
-def _score(results: dict[str, torch.Tensor], *, stream: str) -> Score:
-    results.pop("whole", None)
-    returns = results.pop("return").double().cpu().numpy()
-    found = estimate_mean(returns)
-    return Score(
-        episodes=len(returns),
-        mean=found.mean,
-        std=float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
-        low=found.low,
-        high=found.high,
-        metrics={name: float(value.double().mean()) for name, value in results.items() if value.dim() == 1},
-        returns=returns.tolist(),
-        details={name: value.double().mean(0).tolist() for name, value in results.items() if value.dim() > 1},
-        stream=stream,
-    )
-
-
-def actor_of(policy: Policy, *, stochastic: bool = False) -> Actor:
-    """The policy's actions: the most probable ones, or sampled as in training."""
-    return sampled(policy) if stochastic else greedy(policy)
-
-
 def greedy(policy: Policy) -> Actor:
     """The policy's most probable action."""
-
-    def act(obs: Obs, generator: Generator) -> Action:
-        return policy.choose(obs, greedy=True)
-
-    return act
+    return lambda obs, generator: policy.choose(obs, greedy=True)
 
 
 def sampled(policy: Policy) -> Actor:
     """Actions sampled as in training."""
-
-    def act(obs: Obs, generator: Generator) -> Action:
-        return policy.choose(obs, generator=generator)
-
-    return act
+    return lambda obs, generator: policy.choose(obs, generator=generator)

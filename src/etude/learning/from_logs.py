@@ -39,7 +39,7 @@ class LogReader(Protocol):
 
 def check_dataset(dataset: LoggedDataset, problem: str, *splits: str) -> None:
     """DatasetError if a dataset is of another problem, or a split is empty."""
-    if dataset.problem != problem:
+    if dataset.problem.partition(":")[0] != problem:  # such as choice:model of the problem `choice`
         raise DatasetError(f"the dataset is about {dataset.problem!r}: expected one of the problem {problem!r}")
     for split in splits:
         if not dataset.splits.get(split):
@@ -101,21 +101,17 @@ class FromLogs:
 
     def evaluate(self, *, force: bool = False) -> Evaluated | None:
         """The evaluation of a pass; None while PPO warms up, since the policy does not change."""
-        best = self.passes.best
-        if not best.weights:
+        passes = self.passes
+        if not passes.best_weights:
             return Evaluated(score=None, keep=True) if force else None
-        is_best = best.stale == 0
-        return Evaluated(score=best.score if is_best or force else self.metrics.get("estimate"), keep=is_best or force)
+        keep = passes.stale == 0 or force
+        return Evaluated(score=passes.best_score if keep else self.metrics.get("estimate"), keep=keep)
 
     def reason_to_stop(self) -> StopReason | None:
         return self.passes.stopped
 
     def policy(self) -> PolicyParts:
-        weights = self.passes.best.weights or self.net.state_dict()
-        tensors = {f"policy.{name}": value for name, value in weights.items()}
-        return PolicyParts(
-            tensors=tensors | dict(self.parts.tensors), files=self.parts.files, details=self.parts.details
-        )
+        return self.parts.with_weights(self.passes.best_weights or self.net.state_dict())
 
     def tensors(self) -> dict[str, Tensor]:
         parts = (("policy", self.net), ("algorithm", self.passes))
@@ -131,7 +127,7 @@ class FromLogs:
         self.passes.stopped = StopReason(values["stopped"]) if values["stopped"] else None
 
     def summary(self) -> dict[str, Any]:
-        return {"epochs": self.step, "estimate_before": self.before, "best_estimate": self.passes.best.score}
+        return {"epochs": self.step, "estimate_before": self.before, "best_estimate": self.passes.best_score}
 
     def introduction(self) -> str:
         return f"learning by {self.about.extra['algorithm']} from logged decisions on {self.device}"

@@ -7,13 +7,12 @@ problem. Limits on gradients and KL are absolute: PPO's scaled rewards and advan
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -113,11 +112,7 @@ class Health:
 
     def restart(self) -> None:
         """Start measuring again: a new stage of a curriculum has returns that cannot be compared with the old ones."""
-        self._episodes = _Curve(self.config.flat_updates)
-        self._evaluations = _Curve(self.config.flat_updates)
-        self._first_entropy: float | None = None
-        self._ratios: deque[float] = deque(maxlen=self.config.variance_updates)
-        self._vanishing = self._value_updates = self._value_dead = 0
+        self._seen = _Seen()
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[HealthWarning]:
         """Adds the metrics of one update; returns the symptoms that start with it."""
@@ -130,30 +125,20 @@ class Health:
             *self._entropy(finite),
         ]
         found = [*self._non_finite(metrics), *(reading for reading in readings if self._is_new(reading))]
-        return [_warning(step, reading) for reading in found]
+        return [
+            HealthWarning(name=name, step=step, value=value, threshold=limit, message=message, advice=ADVICE[name])
+            for name, _, value, limit, message, _ in found
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """All that later warnings depend on, as plain JSON."""
-        return {
-            "gone": dict(self._gone),
-            "episodes": self._episodes.state_dict(),
-            "evaluations": self._evaluations.state_dict(),
-            "first_entropy": self._first_entropy,
-            "ratios": list(self._ratios),
-            "vanishing": self._vanishing,
-            "value_updates": self._value_updates,
-            "value_dead": self._value_dead,
-        }
+        return {"gone": dict(self._gone), **asdict(self._seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.restart()
-        self._gone = dict(state["gone"])
-        self._episodes.load_state_dict(state["episodes"])
-        self._evaluations.load_state_dict(state["evaluations"])
-        self._first_entropy = state["first_entropy"]
-        self._ratios.extend(state["ratios"])
-        self._vanishing = state["vanishing"]
-        self._value_updates, self._value_dead = state["value_updates"], state["value_dead"]
+        seen = dict(state)
+        self._gone = dict(seen.pop("gone"))
+        curves: dict[str, Any] = {name: _Curve(**seen.pop(name)) for name in ("episodes", "evaluations")}
+        self._seen = _Seen(**curves, **seen)
 
     def _is_new(self, reading: _Reading) -> bool:
         """Whether this starts now, and no other quantity already has the symptom."""
@@ -175,163 +160,119 @@ class Health:
         """One reading for all metrics that newly have it: a NaN spreads to most of them at once."""
         sick = {name: not math.isfinite(value) for name, value in metrics.items()}
         if new := [name for name in metrics if self._sets_in(f"{Symptom.NON_FINITE}:{name}", sick[name])]:
-            yield _Reading(
-                symptom=Symptom.NON_FINITE,
-                sick=True,
-                value=float(metrics[new[0]]),
-                threshold=math.inf,
-                message=f"not a finite number: {', '.join(f'{name} is {metrics[name]}' for name in new)}",
-            )
+            message = f"not a finite number: {', '.join(f'{name} is {metrics[name]}' for name in new)}"
+            yield _Reading(Symptom.NON_FINITE, True, float(metrics[new[0]]), math.inf, message)
 
     def _gradients(self, metrics: Mapping[str, float]) -> Iterator[_Reading]:
-        c, norm = self.config, metrics.get("grad_norm")
+        norm, most, least = metrics.get("grad_norm"), self.config.grad_norm_max, self.config.grad_norm_min
         if norm is None:
             return
-        yield _Reading(
-            symptom=Symptom.EXPLODING_GRADIENTS,
-            sick=not norm <= c.grad_norm_max,  # so that NaN counts
-            value=norm,
-            threshold=c.grad_norm_max,
-            message=f"the gradient's norm is {norm:.3g}; {c.grad_norm_max:g} is the limit",
-        )
-        self._vanishing = self._vanishing + 1 if norm < c.grad_norm_min else 0
-        yield _Reading(
-            symptom=Symptom.VANISHING_GRADIENTS,
-            sick=self._vanishing >= c.vanishing_updates,
-            value=norm,
-            threshold=c.grad_norm_min,
-            message=f"the gradient's norm is {norm:.3g}, below {c.grad_norm_min:g} for {self._vanishing} updates",
-        )
+        message = f"the gradient's norm is {norm:.3g}; {most:g} is the limit"
+        yield _Reading(Symptom.EXPLODING_GRADIENTS, not norm <= most, norm, most, message)  # NaN counts
+        self._seen.vanishing = count = self._seen.vanishing + 1 if norm < least else 0
+        message = f"the gradient's norm is {norm:.3g}, below {least:g} for {count} updates"
+        yield _Reading(Symptom.VANISHING_GRADIENTS, count >= self.config.vanishing_updates, norm, least, message)
 
     def _kl(self, metrics: Mapping[str, float]) -> Iterator[_Reading]:
         if (kl := metrics.get("approx_kl")) is not None:
-            yield _Reading(
-                symptom=Symptom.KL_BLOW_UP,
-                sick=kl > self.config.kl_max,
-                value=kl,
-                threshold=self.config.kl_max,
-                message=f"one update moved the policy by a KL of {kl:.3g}, above {self.config.kl_max:g}",
-            )
+            limit = self.config.kl_max
+            message = f"one update moved the policy by a KL of {kl:.3g}, above {limit:g}"
+            yield _Reading(Symptom.KL_BLOW_UP, kl > limit, kl, limit, message)
 
     def _value_function(self, metrics: Mapping[str, float]) -> Iterator[_Reading]:
-        c, explained = self.config, metrics.get("explained_variance")
+        c, seen, explained = self.config, self._seen, metrics.get("explained_variance")
         # All episodes have the same return as those before: a solved problem has no variance to explain. One update
         # with equal returns is not enough evidence for that.
-        solved = metrics.get("episode_return_std") == 0 and [metrics.get("episode_return")] == self._episodes.last
+        solved = metrics.get("episode_return_std") == 0 and [metrics.get("episode_return")] == seen.episodes.points[-1:]
         if explained is None or solved:
             return
-        self._value_updates += 1
-        dead = explained < c.explained_variance_min and self._value_updates > c.value_warmup
-        self._value_dead = self._value_dead + 1 if dead else 0
-        yield _Reading(
-            symptom=Symptom.DEAD_VALUE_FUNCTION,
-            sick=self._value_dead >= c.value_updates,
-            value=explained,
-            threshold=c.explained_variance_min,
-            message=f"the value function explains {explained:.3g} of the returns' variance, below "
-            f"{c.explained_variance_min:g} for {self._value_dead} updates",
+        least = c.explained_variance_min
+        seen.value_updates += 1
+        dead = explained < least and seen.value_updates > c.value_warmup
+        seen.value_dead = seen.value_dead + 1 if dead else 0
+        message = (
+            f"the value function explains {explained:.3g} of the returns' variance, below {least:g} for "
+            f"{seen.value_dead} updates"
         )
+        yield _Reading(Symptom.DEAD_VALUE_FUNCTION, seen.value_dead >= c.value_updates, explained, least, message)
 
     def _returns(self, metrics: Mapping[str, float]) -> Iterator[_Reading]:
-        mean, std = metrics.get("episode_return"), metrics.get("episode_return_std")
+        mean, std, window = metrics.get("episode_return"), metrics.get("episode_return_std"), self.config.flat_updates
         if mean is not None:
-            self._episodes.add(mean, spread=std or 0.0)
+            self._seen.episodes.add(mean, window, spread=std or 0.0)
             yield from self._constant()
             yield from self._flat()
-            yield from self._collapse(self._episodes, "episode return")
+            yield self._collapse(self._seen.episodes, "episode return")
         if mean is not None and std is not None:
             yield from self._variance(mean, std)
         if (evaluated := metrics.get("eval_return")) is not None:
-            self._evaluations.add(evaluated)
-            yield from self._collapse(self._evaluations, "evaluated return")
+            self._seen.evaluations.add(evaluated, window)
+            yield self._collapse(self._seen.evaluations, "evaluated return")
 
     def _constant(self) -> Iterator[_Reading]:
         """The same return from the start. Returns that varied and are equal now may mean a solved problem."""
-        curve = self._episodes
-        for symptom in (Symptom.ZERO_REWARD, Symptom.CONSTANT_REWARD):
-            is_zero = curve.high == curve.low == 0
-            yield _Reading(
-                symptom=symptom,
-                sick=curve.constant
-                and curve.count >= self.config.constant_updates
-                and is_zero == (symptom is Symptom.ZERO_REWARD),
-                value=curve.high - curve.low,
-                threshold=curve.tolerance,
-                message=f"every episode of {curve.count} updates returned {curve.level:.4g}",
-            )
+        curve = self._seen.episodes
+        same = curve.constant and curve.count >= self.config.constant_updates
+        is_zero = curve.high == curve.low == 0
+        message = f"every episode of {curve.count} updates returned {curve.level:.4g}"
+        for symptom, sick in ((Symptom.ZERO_REWARD, is_zero), (Symptom.CONSTANT_REWARD, not is_zero)):
+            yield _Reading(symptom, same and sick, curve.high - curve.low, curve.tolerance, message)
 
     def _flat(self) -> Iterator[_Reading]:
         """No rise since the start. A curve that rose and stays level has reached a plateau, which is no symptom."""
-        c, curve = self.config, self._episodes
-        if curve.count >= c.flat_updates and not curve.constant:
-            limit = c.noise_factor * curve.noise
-            yield _Reading(
-                symptom=Symptom.FLAT_CURVE,
-                sick=curve.climb <= limit and not curve.rising,
-                value=curve.climb,
-                threshold=limit,
-                message=f"the episode return rose by {curve.climb:.4g} in {curve.count} updates, within its "
-                f"scatter of {limit:.4g}",
+        curve = self._seen.episodes
+        if curve.count >= self.config.flat_updates and not curve.constant:
+            limit, rise = self.config.noise_factor * curve.noise, curve.climb
+            message = (
+                f"the episode return rose by {rise:.4g} in {curve.count} updates, within its scatter of {limit:.4g}"
             )
+            yield _Reading(Symptom.FLAT_CURVE, rise <= limit and not curve.rising, rise, limit, message)
 
-    def _collapse(self, curve: _Curve, what: str) -> Iterator[_Reading]:
+    def _collapse(self, curve: _Curve, what: str) -> _Reading:
         c = self.config
         # A run that started well has no gain to lose a share of: its noise is the limit then.
         limit = max(c.collapse_share * curve.climb, c.collapse_noise * curve.noise)
         fall = curve.best - curve.level
-        yield _Reading(
-            symptom=Symptom.POLICY_COLLAPSE,
-            of=what,
-            sick=fall > limit,
-            value=fall,
-            threshold=limit,
-            message=f"the {what} fell by {fall:.4g}, from {curve.best:.4g} to {curve.level:.4g}, after a climb of "
-            f"{curve.climb:.4g}; {limit:.4g} is the limit",
+        message = (
+            f"the {what} fell by {fall:.4g}, from {curve.best:.4g} to {curve.level:.4g}, after a climb of "
+            f"{curve.climb:.4g}; {limit:.4g} is the limit"
         )
+        return _Reading(Symptom.POLICY_COLLAPSE, fall > limit, fall, limit, message, of=what)
 
     def _variance(self, mean: float, std: float) -> Iterator[_Reading]:
-        c = self.config
-        signal = max(abs(mean), self._episodes.climb)
-        self._ratios.append(min(std / signal, 1e9) if signal > 0 else 1e9 * (std > 0))
-        if len(self._ratios) < c.variance_updates:
+        updates, limit, ratios = self.config.variance_updates, self.config.variance_ratio, self._seen.ratios
+        signal = max(abs(mean), self._seen.episodes.climb)
+        ratios.append(min(std / signal, 1e9) if signal > 0 else 1e9 * (std > 0))
+        del ratios[:-updates]
+        if len(ratios) < updates:
             return
-        ratios, half, ratio = list(self._ratios), c.variance_updates // 2, median(self._ratios)
+        ratio = median(ratios)
         # A falling ratio (rare successes becoming frequent) delays a warning, but does not end one.
-        falling = median(ratios[half:]) < 0.7 * median(ratios[:half])
+        falling = median(ratios[updates // 2 :]) < 0.7 * median(ratios[: updates // 2])
         reported = f"{Symptom.REWARD_VARIANCE}:" in self._gone
-        yield _Reading(
-            symptom=Symptom.REWARD_VARIANCE,
-            sick=ratio > c.variance_ratio and (reported or not falling),
-            value=ratio,
-            threshold=c.variance_ratio,
-            message=f"episode returns deviate by {std:.4g} around a mean of {mean:.4g}: the ratio is {ratio:.3g} over "
-            f"{c.variance_updates} updates; {c.variance_ratio:g} is the limit",
+        message = (
+            f"episode returns deviate by {std:.4g} around a mean of {mean:.4g}: the ratio is {ratio:.3g} over "
+            f"{updates} updates; {limit:g} is the limit"
         )
+        yield _Reading(Symptom.REWARD_VARIANCE, ratio > limit and (reported or not falling), ratio, limit, message)
 
     def _entropy(self, metrics: Mapping[str, float]) -> Iterator[_Reading]:
         """Low entropy at a return that has risen is a policy that has learned; without the rise it has given up."""
-        c, curve, entropy = self.config, self._episodes, metrics.get("entropy")
+        curve, entropy, least = self._seen.episodes, metrics.get("entropy"), self.config.entropy_share
         if entropy is None:
             return
-        if self._first_entropy is None:
-            self._first_entropy = entropy
-        full = metrics.get("entropy_max", self._first_entropy)
+        if self._seen.first_entropy is None:
+            self._seen.first_entropy = entropy
+        full = metrics.get("entropy_max", self._seen.first_entropy)
         # The entropy of a density has no zero to measure a share from, and may be negative.
-        if full <= 0 or not curve.settled:
+        if full <= 0 or curve.count < SETTLED:
             return
-        share, risen = entropy / full, curve.level - curve.first > c.noise_factor * curve.noise
-        yield _Reading(
-            symptom=Symptom.POLICY_COLLAPSE,
-            of="entropy",
-            sick=share < c.entropy_share and not risen,
-            value=share,
-            threshold=c.entropy_share,
-            message=f"the entropy is down to {share:.2%}, below {c.entropy_share:.0%}, and the return has not risen",
-        )
+        share, risen = entropy / full, curve.level - curve.first > self.config.noise_factor * curve.noise
+        message = f"the entropy is down to {share:.2%}, below {least:.0%}, and the return has not risen"
+        yield _Reading(Symptom.POLICY_COLLAPSE, share < least and not risen, share, least, message, of="entropy")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
+class _Reading(NamedTuple):
     """One check of one symptom; `of` names the quantity where several could have it."""
 
     symptom: Symptom
@@ -342,53 +283,42 @@ class _Reading:
     of: str = ""
 
 
-def _warning(step: int, r: _Reading) -> HealthWarning:
-    advice = ADVICE[r.symptom]
-    return HealthWarning(
-        name=r.symptom, step=step, value=r.value, threshold=r.threshold, message=r.message, advice=advice
-    )
+SMOOTH = 3
+"""Points of a curve that a level averages."""
+SETTLED = 8
+"""Points of a curve before a rise can be distinguished from noise."""
 
 
+@dataclass(kw_only=True)
 class _Curve:
     """A noisy series of returns: its first value, its best level, its current level, and its noise."""
 
-    SMOOTH = 3  # points that a level averages
-    SETTLED = 8  # points before a rise can be distinguished from noise
+    points: list[float] = field(default_factory=list)  # the newest
+    count: int = 0
+    first: float = 0.0
+    best: float = 0.0  # level
+    low: float = 0.0
+    high: float = 0.0
+    steps: float = 0.0  # their lengths summed
 
-    def __init__(self, window: int) -> None:
-        self.points: deque[float] = deque(maxlen=window)
-        self.count = 0
-        self.first = 0.0
-        self.best = 0.0  # level
-        self.low = self.high = 0.0
-        self.steps = 0.0  # their lengths summed
-
-    def add(self, value: float, *, spread: float = 0.0) -> None:
+    def add(self, value: float, window: int, *, spread: float = 0.0) -> None:
         if self.count == 0:
             self.first = self.best = self.low = self.high = value
         else:
             self.steps += abs(value - self.points[-1])
-        self.points.append(value)
+        self.points = [*self.points, value][-window:]
         self.count += 1
         self.best = max(self.best, self.level)
         self.low, self.high = min(self.low, value - spread), max(self.high, value + spread)
 
     @property
-    def last(self) -> list[float]:
-        return list(self.points)[-1:]
-
-    @property
     def level(self) -> float:
-        recent = list(self.points)[-self.SMOOTH :]
+        recent = self.points[-SMOOTH:]
         return sum(recent) / len(recent)
 
     @property
     def climb(self) -> float:
         return self.best - self.first
-
-    @property
-    def settled(self) -> bool:
-        return self.count >= self.SETTLED
 
     @property
     def noise(self) -> float:
@@ -403,8 +333,8 @@ class _Curve:
     @property
     def rising(self) -> bool:
         """Whether the later half of the window lies three standard errors above the earlier one."""
-        points, half = list(self.points), len(self.points) // 2
-        gain = (sum(points[-half:]) - sum(points[:half])) / half
+        half = len(self.points) // 2
+        gain = (sum(self.points[-half:]) - sum(self.points[:half])) / half
         return gain > 3 * self.noise * math.sqrt(2 / half)
 
     @property
@@ -416,11 +346,15 @@ class _Curve:
     def constant(self) -> bool:
         return self.high - self.low <= self.tolerance
 
-    def state_dict(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in ("count", "first", "best", "low", "high", "steps")}
-        return {"points": list(self.points), **numbers}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.points.extend(state["points"])
-        for name in ("count", "first", "best", "low", "high", "steps"):
-            setattr(self, name, state[name])
+@dataclass(kw_only=True)
+class _Seen:
+    """What was measured since the start."""
+
+    episodes: _Curve = field(default_factory=_Curve)
+    evaluations: _Curve = field(default_factory=_Curve)
+    first_entropy: float | None = None
+    ratios: list[float] = field(default_factory=list)  # of the deviation of returns to their mean
+    vanishing: int = 0
+    value_updates: int = 0
+    value_dead: int = 0

@@ -1,16 +1,54 @@
-"""Logged decisions as tensors, in parts, and estimates of a policy from them."""
+"""Logged decisions as tensors, in parts, estimates of a policy from them, and the settings of passes over them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Generator, Tensor
 
 from etude.contracts.errors import DataError
 from etude.evidence.intervals import estimate_mean
 from etude.problems.base import Action, Evaluation, Obs, Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassesConfig:
+    """Settings of every algorithm that makes passes over logs."""
+
+    epochs: Annotated[int, Ge(1)] = 6
+    """Maximum number of passes over the logs."""
+    lr: Annotated[float, Gt(0)] = 3e-4
+    """Adam's step size at the start."""
+    lr_final: Annotated[float, Ge(0), Le(1)] = 0.1
+    """Share of `lr` left at the end; the decay is linear."""
+    truncation: Annotated[float, Gt(0)] = 2.0
+    """Importance ratios above this count as this."""
+    max_grad_norm: Annotated[float, Gt(0)] = 0.5
+    """Gradients are scaled down to this norm."""
+    min_ess: Annotated[float, Ge(0), Le(1)] = 0.02
+    """Stop if the effective share of the logged decisions under the policy falls below this."""
+    patience: Annotated[int, Ge(1)] = 2
+    """Passes without a better estimate on held-out logs before it stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchoredConfig(PassesConfig):
+    """Settings of those that clip around an anchor, which follows the policy."""
+
+    anchor: Annotated[int, Ge(2)] = 32_768
+    """Decisions between two anchors: the current policy becomes the centre of the clip."""
+    minibatch: Annotated[int, Ge(2)] = 1024
+    """Approximate number of decisions per gradient step; trajectories are not split."""
+    clip_coef: Annotated[float, Gt(0)] = 0.2
+    """How far the ratio to the anchor may move before its gain stops counting."""
+    entropy_coef: Annotated[float, Ge(0)] = 0.0
+    """Weight of the entropy bonus."""
+
 
 ROUNDING = 1e-4
 """Rounding error: how far above 0 the logarithm of a probability may be."""
@@ -77,6 +115,9 @@ class Logged:
         if bad:
             raise DataError(f"{bad} of {len(self.reward)} trajectories have no finite reward: leave them out")
 
+
+SHORT = 6
+"""Maximum number of decisions of trajectories whose ratios are multiplied to estimate a policy's value."""
 
 Shards = Callable[[], Iterator[Logged]]
 """Starts a pass over the data, part by part. Each part fits into memory and has all trajectories of its contexts; no
@@ -153,8 +194,11 @@ def distance(log_ratio: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibatch: int) -> dict[str, float]:
-    """A first-order estimate of the policy's value: the logged reward plus the advantage, within its context, of what
-    the policy chooses more often. With the effective share of the decisions and the distance from the behaviour policy.
+    """An estimate of the policy's value: the logged reward plus the advantage, within its context, of what the policy
+    chooses more often. With the effective share of the decisions and the distance from the behaviour policy.
+
+    Short trajectories are weighted by the product of their ratios, so that decisions count together. Of longer ones
+    that product varies too much: the sum over decisions is its first-order approximation.
     """
     log_ratios, values = [], []
     for logged in shards():
@@ -163,9 +207,12 @@ def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibat
         advantage, counts = leave_one_out(logged)
         if not counts.any():  # every context has one trajectory: compare with all others
             advantage, counts = leave_one_out(replace(logged, context=torch.zeros_like(logged.context)))
-        more = (log_ratio.exp().clamp(max=truncation) - 1) * advantage[logged.trajectory]
+        if int(logged.lengths.max()) <= SHORT:
+            more = per_trajectory(log_ratio.clamp(max=math.log(truncation)), logged).expm1() * advantage
+        else:
+            more = per_trajectory((log_ratio.exp().clamp(max=truncation) - 1) * advantage[logged.trajectory], logged)
         log_ratios.append(log_ratio)
-        values.append((logged.reward + per_trajectory(more, logged))[counts])
+        values.append((logged.reward + more)[counts])
     log_ratio, value = torch.cat(log_ratios), torch.cat(values)
     if not len(value):
         raise DataError("a single trajectory is held out, with no other to compare it with: hold out more")

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le
-from torch import Generator, Tensor, nn
+from annotated_types import Ge, Gt
+from torch import Generator, Tensor
 
+from etude.learning.compute import descend
 from etude.learning.logged import (
+    AnchoredConfig,
     Logged,
     Shards,
     batches,
@@ -30,41 +32,19 @@ from etude.problems.base import Evaluation, Policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedPPOConfig:
+class LoggedPPOConfig(AnchoredConfig):
     """Settings of PPO from logs."""
 
-    epochs: Annotated[int, Ge(1)] = 6
-    """Maximum number of passes over the logs."""
     warm_up: Annotated[int, Ge(0)] = 1
     """Passes at the start that fit the value and hold the policy constant."""
-    anchor: Annotated[int, Ge(2)] = 32_768
-    """Decisions between two anchors: the current policy becomes the centre of the clip."""
-    minibatch: Annotated[int, Ge(2)] = 1024
-    """Approximate number of decisions per gradient step; trajectories are not split."""
-    lr: Annotated[float, Gt(0)] = 3e-4
-    """Adam's step size at the start."""
-    lr_final: Annotated[float, Ge(0), Le(1)] = 0.1
-    """Share of `lr` left at the end; the decay is linear."""
-    truncation: Annotated[float, Gt(0)] = 2.0
-    """Importance ratios above this count as this."""
-    clip_coef: Annotated[float, Gt(0)] = 0.2
-    """How far the ratio to the anchor may move before its gain stops counting."""
     target_kl: Annotated[float, Gt(0)] | None = 0.1
     """KL divergence from the anchor, nats, after which the rest of its decisions is skipped; null never skips."""
     value_coef: Annotated[float, Ge(0)] = 0.5
     """Weight of the value loss."""
     hold_coef: Annotated[float, Ge(0)] = 10.0
     """Weight of the distance from the anchor while warming up."""
-    entropy_coef: Annotated[float, Ge(0)] = 0.0
-    """Weight of the entropy bonus."""
-    max_grad_norm: Annotated[float, Gt(0)] = 0.5
-    """Gradients are scaled down to this norm."""
-    min_ess: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Stop if the effective share of the logged decisions under the policy falls below this."""
     max_kl: Annotated[float, Gt(0)] | None = 3.0
     """Stop if the policy is this far from the behaviour policy, nats per decision; null never stops."""
-    patience: Annotated[int, Ge(1)] = 2
-    """Passes without a better estimate on held-out logs before it stops."""
 
 
 class LoggedPPO:
@@ -111,10 +91,7 @@ class LoggedPPO:
             loss, metrics = logged_ppo_loss(
                 new, anchor.log_prob[i], returns[i], advantage[i], weight[i], c, warm=self.epoch < c.warm_up
             )
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(self.policy.parameters(), c.max_grad_norm)
-            self.optimizer.step()
+            norm = descend(self.optimizer, self.policy, loss, max_norm=c.max_grad_norm)
             rows.append(torch.stack([*metrics, norm, *coverage]))
             if c.target_kl is not None and float(metrics[3]) > c.target_kl:
                 break
@@ -142,16 +119,7 @@ def moments(reward: Tensor) -> Tensor:
     return torch.stack([reward.mean(), deviation if deviation > 1e-6 else torch.ones_like(deviation)])
 
 
-METRICS = (
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "approx_kl",
-    "clip_fraction",
-    "grad_norm",
-    "ess",
-    "kl_logged",
-)
+METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "ess", "kl_logged")
 """What a gradient step reports; the last two compare its anchor with the behaviour policy."""
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from annotated_types import Ge
 from torch import Tensor
 
 from etude.contracts.errors import DataError
@@ -27,20 +26,12 @@ from etude.learning.logged import Logged, Shards, evaluated
 from etude.problems.base import Policy
 
 DR, SNIPS, IS, DM = "doubly robust", "weighted importance sampling", "importance sampling", "direct method"
+FOLDS = 3
+"""Parts of the contexts; the value of each is predicted by a model fitted to the others."""
+MINIBATCH = 1024
+"""Decisions evaluated at once."""
 MAX_COLUMNS = 8
 """Numbers that the value model reads from each tensor of an observation; wider ones are projected at random."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig:
-    """Settings of off-policy evaluation."""
-
-    folds: Annotated[int, Ge(2)] = 3
-    """Parts of the contexts; the value of each is predicted by a model fitted to the others."""
-    minibatch: Annotated[int, Ge(1)] = 1024
-    """Decisions evaluated at once."""
-    overlap: Thresholds = field(default_factory=Thresholds)
-    """Minimum overlap of logs and policy for a verdict."""
 
 
 class Answer(StrEnum):
@@ -90,9 +81,7 @@ class OffPolicyEvaluation:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "trajectories": self.trajectories,
-            "contexts": self.contexts,
-            "decisions": self.decisions,
+            **{name: getattr(self, name) for name in ("trajectories", "contexts", "decisions")},
             "behaviour": self.behaviour.to_json(),
             "estimates": {name: e.to_json() for name, e in self.estimates.items()},
             "difference": self.difference.to_json(),
@@ -101,15 +90,16 @@ class OffPolicyEvaluation:
         }
 
 
-def evaluate_off_policy(
-    policy: Policy, shards: Shards, config: OffPolicyConfig | None = None, *, seed: int = 0
-) -> OffPolicyEvaluation:
-    """Evaluate a policy on logged decisions that it has not learned from; DataError if these are no logs."""
-    c = config or OffPolicyConfig()
-    d = _read(policy, shards, c)
+def evaluate_off_policy(policy: Policy, shards: Shards, thresholds: Thresholds | None = None) -> OffPolicyEvaluation:
+    """Evaluate a policy on logged decisions that it has not learned from; DataError if these are no logs.
+
+    `thresholds` are the minimum overlap of logs and policy for a verdict.
+    """
+    limits = thresholds or Thresholds()
+    d = _read(policy, shards)
     several = bool((d.context != d.context[0]).any())
-    fold = folds(d.context if several else np.arange(len(d.context)), c.folds, np.random.default_rng(seed))
-    state_value = d.padded(_values(d, fold, c))
+    fold = folds(d.context if several else np.arange(len(d.context)), FOLDS, np.random.default_rng(0))
+    state_value = d.padded(_values(d, fold, limits))
     reward = np.zeros(d.shape)  # paid with the last decision
     reward[np.arange(len(d.reward)), (d.lengths - 1).clip(min=0)] = d.reward
     ratio = d.padded(d.ratio, 1.0)
@@ -124,11 +114,13 @@ def evaluate_off_policy(
     overlap = check_overlap(
         ratio.prod(1),
         {name: estimates[name] for name in (DM, SNIPS, DR)},
-        c.overlap,
+        limits,
         groups=d.context,
         ratios=(d.ratio, d.context[d.trajectory]),
     )
     difference = estimate_mean(doubly_robust - d.reward, d.context)
+    better, worse = difference.low > 0, difference.high < 0
+    answer = Answer.BETTER if better else Answer.WORSE if worse else Answer.NOT_DISTINGUISHABLE
     return OffPolicyEvaluation(
         trajectories=len(d.reward),
         contexts=len(np.unique(d.context)),
@@ -137,16 +129,8 @@ def evaluate_off_policy(
         estimates=estimates,
         difference=difference,
         overlap=overlap,
-        answer=_answer(difference, overlap),
+        answer=answer if overlap.verdict is Verdict.PASS else Answer.CANNOT_TELL,
     )
-
-
-def _answer(difference: Estimate, overlap: Overlap) -> Answer:
-    if overlap.verdict is not Verdict.PASS:
-        return Answer.CANNOT_TELL
-    if difference.low > 0:
-        return Answer.BETTER
-    return Answer.WORSE if difference.high < 0 else Answer.NOT_DISTINGUISHABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +166,13 @@ def _positions(trajectory: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return found
 
 
-def _read(policy: Policy, shards: Shards, c: OffPolicyConfig) -> _Data:
+def _read(policy: Policy, shards: Shards) -> _Data:
     log_ratios, features, trajectories, lengths, rewards, contexts = [], [], [], [], [], []
     count = number = 0
     for logged in shards():
         logged.check()
         own, length, context = (_array(x).astype(int) for x in (logged.trajectory, logged.lengths, logged.context))
-        now = evaluated(policy, logged, minibatch=c.minibatch, learns=False)
+        now = evaluated(policy, logged, minibatch=MINIBATCH, learns=False)
         log_prob, value = (x.flatten(1).sum(1) if x.dim() > 1 else x for x in (now.log_prob, now.value))  # of all parts
         log_ratios.append(_array(log_prob) - _array(logged.log_propensity))
         features.append(_features(logged, _array(value), _positions(own, length)))
@@ -233,16 +217,16 @@ def _features(logged: Logged, value: Array, position: np.ndarray) -> dict[str, A
     return found
 
 
-def _values(d: _Data, fold: np.ndarray, c: OffPolicyConfig) -> Array:
+def _values(d: _Data, fold: np.ndarray, limits: Thresholds) -> Array:
     """(N,) the policy's value of each state, by ridge regressions fitted to the other folds.
 
     Samples are weighted by the ratios of the decisions from the state on: the fit is of what this policy would earn.
     """
     ahead = d.padded(d.ratio, 1.0)[:, ::-1].cumprod(1)[:, ::-1][d.trajectory, d.position]
-    weight = ahead.clip(max=c.overlap.heavy)
+    weight = ahead.clip(max=limits.heavy)
     target, own = d.reward[d.trajectory], fold[d.trajectory]
     value = np.zeros(len(target))
-    for number in range(c.folds):
+    for number in range(FOLDS):
         out = own == number
         value[out] = _ridge(d.features[~out], target[~out], weight[~out], d.features[out])
     return value

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
-from torch import Generator, nn
+from torch import Generator
 
 from etude.contracts.errors import DataError
 from etude.evidence.intervals import estimate_mean
 from etude.evidence.overlap import effective_sample_size
+from etude.learning.compute import descend
 from etude.learning.logged import Logged, Shards, batches, evaluated
 from etude.problems.base import Policy
 
@@ -82,7 +83,8 @@ def check_overlap(policy: Policy, shards: Shards, config: OverlapConfig, *, seed
         "a policy fitted to the logged actions": np.exp(log_b - log_mu),
     }
     means = [_mean(ratio, name, c) for name, ratio in ratios.items()]
-    correlation = _correlation(log_b, log_mu)
+    varies = log_b.std() > 0 and log_mu.std() > 0
+    correlation = float(np.corrcoef(log_b, log_mu)[0, 1]) if varies else float("nan")
     if log_mu.std() > 0.1 and correlation < c.min_correlation:
         raise DataError(
             f"logged propensities have nothing to do with the logged actions: over {len(log_mu)} decisions their "
@@ -139,10 +141,7 @@ def _imitate(policy: Policy, shards: Shards, c: OverlapConfig, seed: int) -> Non
             generator = Generator(half.trajectory.device).manual_seed(seed + left)
             for some in batches(half, c.minibatch, generator):
                 loss = -policy.evaluate(*half.at(half.rows(some))).log_prob.mean()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-                optimizer.step()
+                descend(optimizer, policy, loss, max_norm=1.0)
                 left -= 1
                 if left <= 0:
                     return
@@ -159,7 +158,3 @@ def _mean(ratio: Array, name: str, c: OverlapConfig) -> float:
             f"one is {found.mean:.3f} ± {found.error:.3f}, and true propensities give at most 1. {REMEDY}"
         )
     return found.mean
-
-
-def _correlation(a: Array, b: Array) -> float:
-    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else float("nan")

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from etude.contracts.errors import ConfigError
-from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
+from etude.learning.checkpoint import load_optimizer, optimizer_tensors, prefixed, under
 from etude.learning.dpo import DPO, DPOConfig
 from etude.learning.logged import Shards
 from etude.learning.logged_ppo import LoggedPPO, LoggedPPOConfig
 from etude.learning.overlap import OverlapConfig
 from etude.learning.rloo import RLOO, RLOOConfig
 from etude.learning.run import StopReason
-from etude.problems.base import Policy
 
 Algorithm = LoggedPPO | RLOO | DPO
 ALGORITHMS: dict[str, type[LoggedPPO] | type[RLOO] | type[DPO]] = {"ppo": LoggedPPO, "rloo": RLOO, "dpo": DPO}
@@ -51,8 +50,9 @@ class Passes:
 
     def __init__(self, algorithm: Algorithm, train: Shards, held_out: Shards | None = None) -> None:
         self.algorithm, self.train, self.held_out = algorithm, train, held_out
-        self.best = Best(algorithm.policy)
         self.stopped: StopReason | None = None
+        self.best_score, self.stale = -torch.inf, 0  # the best estimate on held-out logs, and the passes since
+        self.best_weights: dict[str, Tensor] = {}
 
     @property
     def warm_up(self) -> int:
@@ -74,11 +74,18 @@ class Passes:
         if self.held_out is not None:
             metrics |= algorithm.estimate(self.held_out)
             if algorithm.epoch > self.warm_up or self._why(metrics):  # a run may end while it warms up
-                self.best.see(metrics["estimate"])
+                self._judge(metrics["estimate"])
         self.stopped = self._why(metrics)
-        if self.stopped is not None:
-            self.best.restore()
+        if self.stopped is not None and self.best_weights:
+            algorithm.policy.load_state_dict(self.best_weights)
         return metrics
+
+    def _judge(self, score: float) -> None:
+        """Keep the weights if they are the best so far."""
+        self.stale = 0 if score > self.best_score else self.stale + 1
+        if not self.stale:
+            self.best_score, weights = score, self.algorithm.policy.state_dict()
+            self.best_weights = {name: value.detach().clone() for name, value in weights.items()}
 
     def _why(self, metrics: Mapping[str, float]) -> StopReason | None:
         c = self.algorithm.config
@@ -86,7 +93,7 @@ class Passes:
             return StopReason.OVERLAP
         if isinstance(c, LoggedPPOConfig) and c.max_kl is not None and metrics["kl_logged"] > c.max_kl:
             return StopReason.DISTANCE
-        if self.best.stale >= c.patience:
+        if self.stale >= c.patience:
             return StopReason.PLATEAU
         return StopReason.BUDGET if self.algorithm.epoch >= c.epochs else None
 
@@ -96,8 +103,12 @@ class Passes:
         state = {"generator": algorithm.generator.get_state(), "epoch": torch.tensor(algorithm.epoch)}
         if isinstance(algorithm, LoggedPPO):
             state["moments"] = algorithm.moments
-        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(algorithm.optimizer).items()}
-        return state | {f"best.{name}": value for name, value in self.best.state_dict().items()}
+        state |= {
+            "best.score": torch.tensor(self.best_score, dtype=torch.float64),
+            "best.stale": torch.tensor(self.stale),
+        }
+        state |= prefixed("optimizer.", optimizer_tensors(algorithm.optimizer))
+        return state | prefixed("best.weights.", self.best_weights)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         algorithm = self.algorithm
@@ -106,30 +117,5 @@ class Passes:
         if isinstance(algorithm, LoggedPPO):
             algorithm.moments = state["moments"].to(algorithm.device)
         load_optimizer(algorithm.optimizer, under("optimizer.", state))
-        self.best.load_state_dict(under("best.", state))
-
-
-class Best:
-    """The weights with the best estimate on held-out logs, and the number of passes since."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.score, self.stale = policy, -torch.inf, 0
-        self.weights: dict[str, Tensor] = {}
-
-    def see(self, score: float) -> None:
-        self.stale = 0 if score > self.score else self.stale + 1
-        if not self.stale:
-            self.score = score
-            self.weights = {name: value.detach().clone() for name, value in self.policy.state_dict().items()}
-
-    def restore(self) -> None:
-        if self.weights:
-            self.policy.load_state_dict(self.weights)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        state = {"score": torch.tensor(self.score, dtype=torch.float64), "stale": torch.tensor(self.stale)}
-        return state | {f"weights.{name}": value for name, value in self.weights.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.score, self.stale = float(state["score"]), int(state["stale"])
-        self.weights = under("weights.", state)
+        self.best_score, self.stale = float(state["best.score"]), int(state["best.stale"])
+        self.best_weights = under("best.weights.", state)

@@ -13,11 +13,12 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Gt, Le
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from etude.contracts.errors import ConfigError
-from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
+from etude.learning.checkpoint import load_optimizer, optimizer_tensors, prefixed, under
 from etude.learning.collect import Batch
+from etude.learning.compute import descend
 from etude.learning.curiosity import Curiosity
 from etude.learning.gae import gae, match
 from etude.learning.samples import CapturedStep, Samples
@@ -197,12 +198,8 @@ class PPO:
     def _step(self, samples: Samples, index: Tensor, weight: Tensor) -> Tensor:
         """One gradient step; returns its METRICS."""
         loss, metrics = self._loss(samples.take(index, weight), self.kl_coef)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
         limit = self.config.max_grad_norm or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), limit)
-        self.optimizer.step()
-        return torch.stack([*metrics, norm])
+        return torch.stack([*metrics, descend(self.optimizer, self.policy, loss, max_norm=limit)])
 
     def _minibatch_loss(self, s: Samples, kl_coef: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         return ppo_loss(self.policy.evaluate(s.obs, s.action), s, self.config, kl_coef)
@@ -211,11 +208,11 @@ class PPO:
         """Everything the next update depends on, except the policy's weights."""
         state = {"generator": self.generator.get_state(), "kl_coef": self.kl_coef}
         if self.reference is not None:
-            state |= {f"reference.{name}": value for name, value in self.reference.state_dict().items()}
-        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
-        state |= {f"reward_scale.{name}": value for name, value in self.reward_scale.state_dict().items()}
+            state |= prefixed("reference.", self.reference.state_dict())
+        state |= prefixed("optimizer.", optimizer_tensors(self.optimizer))
+        state |= prefixed("reward_scale.", self.reward_scale.state_dict())
         if self.curiosity is not None:
-            state |= {f"curiosity.{name}": value for name, value in self.curiosity.state_dict().items()}
+            state |= prefixed("curiosity.", self.curiosity.state_dict())
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

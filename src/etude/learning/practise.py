@@ -79,7 +79,8 @@ class Practice:
         self.stages = _stages(problem, config.curriculum)
         self.step, self.episodes, self.stage, self.evaluated_at = 0, 0, -1, 0
         self.scores: list[float] = []
-        self.completion_rate = 0.0
+        self.completion_rate, self.checkpoint_every = 0.0, config.run.checkpoint_every
+        self.threads = config.run.threads or choose_threads(self.net, config.ppo.minibatch)
         self.collector: Collector
         self._enter_stage()
 
@@ -87,14 +88,6 @@ class Practice:
     def used(self) -> float:
         run = self.config.run
         return max(self.step / run.max_steps, self.episodes / run.max_episodes if run.max_episodes else 0.0)
-
-    @property
-    def checkpoint_every(self) -> int:
-        return self.config.run.checkpoint_every
-
-    @property
-    def threads(self) -> int:
-        return self.config.run.threads or choose_threads(self.net, self.config.ppo.minibatch)
 
     def begin(self) -> Evaluated | None:
         return self.evaluate(force=True) if self.starts_trained else None
@@ -161,10 +154,7 @@ class Practice:
         self.ppo.reward_scale.forget_episodes()
 
     def policy(self) -> PolicyParts:
-        weights = {f"policy.{name}": value for name, value in self.net.state_dict().items()}
-        return PolicyParts(
-            tensors=weights | dict(self.parts.tensors), files=self.parts.files, details=self.parts.details
-        )
+        return self.parts.with_weights(self.net.state_dict())
 
     def tensors(self) -> dict[str, Tensor]:
         parts = (("policy", self.net), ("ppo", self.ppo), ("collector", self.collector))

@@ -8,14 +8,14 @@ keeps steps small. Contexts with a single trajectory are left out. Read top to b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from etude.contracts.errors import DataError
+from etude.learning.compute import descend
 from etude.learning.logged import (
+    AnchoredConfig,
     Logged,
     Shards,
     batches,
@@ -30,31 +30,8 @@ from etude.problems.base import Evaluation, Policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLOOConfig:
+class RLOOConfig(AnchoredConfig):
     """Settings of RLOO from logs."""
-
-    epochs: Annotated[int, Ge(1)] = 6
-    """Maximum number of passes over the logs."""
-    anchor: Annotated[int, Ge(2)] = 32_768
-    """Decisions between two anchors: the current policy becomes the centre of the clip."""
-    minibatch: Annotated[int, Ge(2)] = 1024
-    """Approximate number of decisions per gradient step; trajectories are not split."""
-    lr: Annotated[float, Gt(0)] = 3e-4
-    """Adam's step size at the start."""
-    lr_final: Annotated[float, Ge(0), Le(1)] = 0.1
-    """Share of `lr` left at the end; the decay is linear."""
-    truncation: Annotated[float, Gt(0)] = 2.0
-    """Importance ratios above this count as this."""
-    clip_coef: Annotated[float, Gt(0)] = 0.2
-    """How far the ratio to the anchor may move before its gain stops counting."""
-    entropy_coef: Annotated[float, Ge(0)] = 0.0
-    """Weight of the entropy bonus."""
-    max_grad_norm: Annotated[float, Gt(0)] = 0.5
-    """Gradients are scaled down to this norm."""
-    min_ess: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Stop if the effective share of the logged decisions under the policy falls below this."""
-    patience: Annotated[int, Ge(1)] = 2
-    """Passes without a better estimate on held-out logs before it stops."""
 
 
 class RLOO:
@@ -105,10 +82,7 @@ class RLOO:
             i = logged.rows(some)
             new = self.policy.evaluate(*logged.at(i))
             loss, metrics = rloo_loss(new, anchor.log_prob[i], own[i], weight[i], c)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(self.policy.parameters(), c.max_grad_norm)
-            self.optimizer.step()
+            norm = descend(self.optimizer, self.policy, loss, max_norm=c.max_grad_norm)
             rows.append(torch.stack([*metrics, norm, *coverage]))
         return rows
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from etude.contracts.errors import CheckpointError
 from etude.learning.artefact import Artefact, write_artefact
-from etude.learning.checkpoint import checkpoints, under, write_checkpoint
+from etude.learning.checkpoint import checkpoints, prefixed, under, write_checkpoint
 from etude.learning.health import Health, HealthConfig, HealthWarning
 from etude.learning.run_folder import POLICY, RunFolder
 from etude.learning.tracking import Tracker, check_installed, make_trackers
@@ -102,6 +102,9 @@ class PolicyParts:
     files: Mapping[str, bytes] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def with_weights(self, weights: Mapping[str, Tensor]) -> PolicyParts:
+        return replace(self, tensors=prefixed("policy.", weights) | dict(self.tensors))
+
 
 @dataclass(frozen=True, kw_only=True)
 class About:
@@ -125,10 +128,6 @@ class About:
     def config(self) -> dict[str, Any]:
         names = ("problem", "method", "title", "unit", "budget", "score", "encoder", "catalogue", "parent")
         return {name: getattr(self, name) for name in names} | {"data": list(self.data), **self.extra, **self.settings}
-
-
-FACTS = frozenset({"problem", "method", "title", "unit", "budget", "score", "encoder", "catalogue", "parent", "data"})
-"""Keys of config.json that are not settings."""
 
 
 class Learner(Protocol):
@@ -281,7 +280,7 @@ class Run:
         learner, began = self.learner, time.perf_counter()
         metrics = learner.advance(report)
         evaluated = learner.evaluate()
-        score, is_best = (None, False) if evaluated is None else self._judge(evaluated)
+        score, is_best = self._judge(evaluated)
         metrics |= evaluated.metrics if evaluated is not None else {}
         warnings = self._warnings(metrics)
         stopped = learner.reason_to_stop()
@@ -320,12 +319,9 @@ class Run:
         if score is not None:
             self.scores.append(score)
         if is_best or evaluated.keep or not kept:
-            self._keep(score)
+            # The previous policy stays until the next checkpoint, since a resumed run may need it.
+            self._write_policy(self.folder.best / f"step-{self.step:012d}", score)
         return score, is_best
-
-    def _keep(self, score: float | None) -> None:
-        """Write the policy; the previous one stays until the next checkpoint, since a resumed run may need it."""
-        self._write_policy(self.folder.best / f"step-{self.step:012d}", score)
 
     def _write_policy(self, folder: Path, score: float | None) -> None:
         parts, about = self.learner.policy(), self.about
@@ -334,22 +330,17 @@ class Run:
             tensors=parts.tensors,
             files=parts.files,
             about={
-                "problem": about.problem,
-                "method": about.method,
+                **{key: getattr(about, key) for key in ("problem", "method", "encoder", "catalogue", "data", "parent")},
                 "step": self.step,
                 "score": score,
                 "settings": {name: about.settings[name] for name in about.policy_sections},
                 "details": dict(parts.details),
-                "encoder": about.encoder,
-                "catalogue": about.catalogue,
-                "data": about.data,
-                "parent": about.parent,
                 "code": version("etude"),
             },
         )
 
     def _save(self) -> None:
-        tensors = {"rng": torch.get_rng_state(), **_prefixed("learner", self.learner.tensors())}
+        tensors = {"rng": torch.get_rng_state(), **prefixed("learner.", self.learner.tensors())}
         if self.learner.device.type == "cuda":
             tensors["cuda_rng"] = torch.cuda.get_rng_state(self.learner.device)
         meta = {
@@ -395,7 +386,3 @@ class Run:
         for later in [path for path in checkpoints(self.folder.best) if path.name > f"step-{self.step:012d}"]:
             shutil.rmtree(later)
         return saved is not None
-
-
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{name}": value for name, value in tensors.items()}

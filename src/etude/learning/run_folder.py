@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,30 +41,10 @@ MAY_CHANGE = {
 """Settings that may change when a run is resumed; any other change makes it another run."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    path: Path
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best"
-
-    @property
-    def start(self) -> Path:
-        """The policy that the run continues from."""
-        return self.path / "start"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+    def __init__(self, path: Path) -> None:
+        self.path, self.metrics, self.report = path, path / "metrics.jsonl", path / "report.html"
+        self.checkpoints, self.best, self.start = path / "checkpoints", path / "best", path / "start"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from etude.contracts.errors import CheckpointError
 from etude.learning.health import HealthConfig
 from etude.learning.passes import FromLogsConfig
 from etude.learning.ppo import PPOConfig
 from etude.learning.practise import PracticeConfig, Stage
 from etude.learning.run import RunConfig
+from etude.learning.saved_settings import read_own as read_own
 
 Own = TypeVar("Own")
 
@@ -42,21 +40,3 @@ class LearningSettings(BaseModel):
 
     def practice(self) -> PracticeConfig:
         return PracticeConfig(ppo=self.ppo, run=self.run, health=self.health, curriculum=self.curriculum)
-
-
-def read_own(kind: type[Own], tree: Mapping[str, Any], *, source: object) -> Own:
-    """The settings of a problem, read from an artefact or a run."""
-    try:
-        kept = {f.name: tree[f.name] for f in fields(kind)}  # type: ignore[arg-type]
-        return TypeAdapter(kind).validate_json(json.dumps(kept))
-    except KeyError as error:
-        raise CheckpointError(
-            f"{source}: its settings are not those of this version of Etude (there is no {error}): train it again"
-        ) from error
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        place = ".".join(map(str, wrong["loc"]))
-        raise CheckpointError(
-            f"{source}: its settings are not those of this version of Etude ({place} is {wrong['input']!r}: "
-            f"{wrong['msg']}): train it again"
-        ) from error

@@ -1,6 +1,7 @@
 """Trackers of a run's metrics: always a JSONL file; TensorBoard, Weights & Biases and MLflow on request.
 
-A run resumed from the checkpoint of step N opens its trackers with `resume_step=N` and logs the steps after N again.
+A run resumed from the checkpoint of step N opens its trackers with `resume_step=N` and logs the steps after N again;
+without a checkpoint N is −1.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, Protocol
 
-from etude.contracts.errors import ConfigError, MissingExtraError, RunError
+from etude.contracts.errors import MissingExtraError, RunError
 from etude.files.durable import SHARED, replace_file
 
-Metrics = Mapping[str, float | str]
+Metrics = Mapping[str, float]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 METRICS_FILE = "metrics.jsonl"
@@ -35,10 +36,8 @@ class Tracker(Protocol):
         """Write everything that is buffered, and end the tracker's run."""
 
 
-def make_trackers(run_folder: Path, names: Sequence[TrackerName] = (), resume_step: int | None = None) -> list[Tracker]:
-    """The JSONL tracker, then those named. `resume_step` is None for a new run."""
-    if unknown := [name for name in names if name not in TRACKERS]:
-        raise ConfigError(f"unknown tracker {unknown[0]!r}: choose among {', '.join(TRACKERS)}")
+def make_trackers(run_folder: Path, names: Sequence[TrackerName] = (), resume_step: int = -1) -> list[Tracker]:
+    """The JSONL tracker, then those named."""
     trackers: list[Tracker] = []
     try:
         trackers.append(JsonlTracker(run_folder / METRICS_FILE, resume_step=resume_step))
@@ -65,17 +64,10 @@ class JsonlTracker:
     represent, become the strings "NaN", "Infinity" and "-Infinity".
     """
 
-    def __init__(
-        self, path: Path, *, resume_step: int | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`resume_step` drops lines after that step (−1: all) and a torn last line; without it the file must be new."""
+    def __init__(self, path: Path, *, resume_step: int = -1, clock: Callable[[], float] = time.monotonic) -> None:
+        """Drops the lines after `resume_step`, and a torn last line."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        wall_s = 0.0
-        if resume_step is not None:
-            wall_s = _cut_after(path, resume_step)
-        elif path.exists() and path.stat().st_size:
-            raise RunError(f"{path} already holds the metrics of a run: continue that run or choose another folder")
-        self._clock, self._began = clock, clock() - wall_s
+        self._clock, self._began = clock, clock() - _cut_after(path, resume_step)
         self._file = path.open("ab")
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -91,7 +83,8 @@ class JsonlTracker:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics file. A last line that was torn by a crash is left out."""
-    return [{name: _from_json(value) for name, value in record.items()} for _, record in _lines(path)]
+    quoted = ("NaN", "Infinity", "-Infinity")
+    return [{k: float(v) if v in quoted else v for k, v in record.items()} for _, record in _lines(path)]
 
 
 def _cut_after(path: Path, step: int) -> float:
@@ -109,52 +102,33 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Each line as bytes and parsed. Only the last line may be torn; RunError for any other invalid line."""
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
-        record = _parsed(line)
-        if record is None and number < len(lines):
-            raise RunError(f"{path}, line {number} is not a JSON object with a step: {line[:60]!r}. Remove that line")
-        if record is not None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
+        elif number < len(lines):
+            raise RunError(f"{path}, line {number} is not a JSON object with a step: {line[:60]!r}. Remove that line")
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
-    return record if whole else None
-
-
-def _to_json(value: float | str) -> float | str:
-    if isinstance(value, str | int):
-        return value
-    number = float(value)
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-
-
-def _from_json(value: Any) -> Any:
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+def _to_json(value: float) -> float | str:
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else json.dumps(number)
 
 
 class TensorBoardTracker:
     """Event files in the run's `tensorboard` folder, flushed at every step; `tensorboard --logdir runs` shows them."""
 
-    def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
-        _library("tensorboard")
+    def __init__(self, run_folder: Path, resume_step: int = -1) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard hides what was logged from this step on before the interruption.
-        purge = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(run_folder / "tensorboard"), purge_step=purge)
+        self._writer = SummaryWriter(str(run_folder / "tensorboard"), purge_step=resume_step + 1)
 
     def log(self, step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
-            if isinstance(value, str):
-                self._writer.add_text(name, value, step)
-            else:
-                self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -167,17 +141,18 @@ class WandbTracker:
     W&B accepts each step once: for a resumed run it keeps the values that it already has.
     """
 
-    def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
-        wandb = _library("wandb")
+    def __init__(self, run_folder: Path, resume_step: int = -1) -> None:
+        import wandb
+
         run_folder.mkdir(parents=True, exist_ok=True)
-        identity = _Identity(run_folder / "wandb-id.txt", resume_step)
+        resumed = (run_folder / "wandb-id.txt").exists()
         with _translated(wandb.errors.Error, "W&B", "`wandb login`, or WANDB_MODE=offline, may help"):
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=run_folder.resolve().name,
                 dir=run_folder,
-                id=identity.known or identity.keep(token_hex(4)),
-                resume="allow" if identity.known else None,
+                id=_identity(run_folder / "wandb-id.txt", lambda: token_hex(4)),
+                resume="allow" if resumed else None,
                 settings=wandb.Settings(console="off"),  # the terminal belongs to the progress display
             )
 
@@ -190,20 +165,21 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """An MLflow run, at MLFLOW_TRACKING_URI or else in the run's own `mlflow.db`; strings become tags.
+    """An MLflow run, at MLFLOW_TRACKING_URI or else in the run's own `mlflow.db`.
 
     MLflow deletes nothing: for a resumed run it keeps the values that it already has.
     """
 
-    def __init__(self, run_folder: Path, resume_step: int | None = None) -> None:
-        mlflow = _library("mlflow")
+    def __init__(self, run_folder: Path, resume_step: int = -1) -> None:
+        import mlflow
+
         run_folder.mkdir(parents=True, exist_ok=True)
         own = f"sqlite:///{(run_folder / 'mlflow.db').resolve()}"
-        identity = _Identity(run_folder / "mlflow-id.txt", resume_step)
-        self._metric, self._error = mlflow.entities.Metric, mlflow.exceptions.MlflowException
+        hint, error = "check MLFLOW_TRACKING_URI and that its server is up", mlflow.exceptions.MlflowException
+        self._metric, self._translated = mlflow.entities.Metric, partial(_translated, error, "MLflow", hint)
         with self._translated():
             self._client = mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or own)
-            self._run_id = identity.known or identity.keep(self._new_run(run_folder))
+            self._run_id = _identity(run_folder / "mlflow-id.txt", lambda: self._new_run(run_folder))
             self._client.update_run(self._run_id, status="RUNNING")
             self._last_step = self._step_reached()
 
@@ -211,12 +187,9 @@ class MlflowTracker:
         if step <= self._last_step:
             return
         now_ms = int(time.time() * 1000)
-        numbers = {name: float(value) for name, value in metrics.items() if not isinstance(value, str)}
         with self._translated():
-            rows = [self._metric(name, value, now_ms, step) for name, value in numbers.items()]
+            rows = [self._metric(name, float(value), now_ms, step) for name, value in metrics.items()]
             self._client.log_batch(self._run_id, metrics=rows)
-            for name in metrics.keys() - numbers.keys():
-                self._client.set_tag(self._run_id, name, metrics[name])
 
     def close(self) -> None:
         with self._translated():
@@ -233,34 +206,19 @@ class MlflowTracker:
         histories = (self._client.get_metric_history(self._run_id, name) for name in names)
         return max((int(point.step) for history in histories for point in history), default=-1)
 
-    def _translated(self) -> Any:
-        return _translated(self._error, "MLflow", "check MLFLOW_TRACKING_URI and that its server is up")
 
-
-TRACKERS: dict[TrackerName, Callable[[Path, int | None], Tracker]] = {
+TRACKERS: dict[TrackerName, Callable[[Path, int], Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
 }
 
 
-class _Identity:
-    """The id of this run in a tracking service, stored in the run folder so that a resumed run is the same run."""
-
-    def __init__(self, path: Path, resume_step: int | None) -> None:
-        self.path = path
-        self.known = path.read_text("utf-8").strip() if resume_step is not None and path.exists() else ""
-
-    def keep(self, identity: str) -> str:
-        self.path.write_text(identity, "utf-8")
-        return identity
-
-
-def _library(name: TrackerName) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(needs=name, extra=name) from error
+def _identity(path: Path, new: Callable[[], str]) -> str:
+    """The id of this run in a tracking service, kept in the run folder so that a resumed run is the same run."""
+    if not path.exists():
+        path.write_text(new(), "utf-8")
+    return path.read_text("utf-8").strip()
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from etude.contracts.ports import Verifier
 from etude.contracts.work import Fault, Input, Subtask, WorkerError
@@ -21,12 +22,6 @@ from etude.problems.workflow.plan import SLACK, Limits
 from etude.problems.workflow.progress import Progress, Step
 
 MAX_MESSAGE_CHARS = 500
-
-
-class Notify(Protocol):
-    """Called with every event of a step."""
-
-    def __call__(self, kind: str, step: Step | None = None, **more: Any) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +66,7 @@ class Attempts:
     loop: asyncio.AbstractEventLoop
     began_s: float
     left_behind: set[asyncio.Task[Any]]  # cancelled attempts that have not ended
-    notify: Notify
+    notify: Callable[..., None]  # with the kind of every event, and its step
     deadline_s: float | None = None
     judge_usd: float = 0.0
     in_doubt_usd: float = 0.0  # possible extra cost of attempts whose cost is unknown

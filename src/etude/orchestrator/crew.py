@@ -6,19 +6,13 @@ The outcome of each attempt updates these numbers, so that the next decision see
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
-
-import msgspec
 
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Verifier, Worker
 from etude.contracts.work import Fault
 from etude.orchestrator.corrections import DOWN, NOT_THE_WORKERS
-from etude.orchestrator.workers.callable import CallableWorker
-from etude.orchestrator.workers_file import WorkersFile, read_workers
 from etude.problems.catalogue import Catalogue
 from etude.problems.catalogue import Worker as Entry
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS
@@ -96,7 +90,7 @@ class Crew:
                 if missing
                 else "there are no workers: nothing can be carried out, add one"
             )
-        self.catalogue, self.verifiers, self.judge = catalogue, dict(verifiers or {}), judge
+        self.catalogue, self.workers, self.verifiers, self.judge = catalogue, workers, dict(verifiers or {}), judge
         self.unreachable: dict[str, str] = {}  # reasons by name of worker; these get no subtasks
         slots, limits = dict(concurrency or {}), dict(timeout_s or {})
         self.members = [
@@ -159,35 +153,3 @@ class Crew:
         for one in (*(m.worker for m in self.members), *self.verifiers.values(), self.judge):
             if close := getattr(one, "close", None):
                 await close()
-
-
-Workers = Crew | Path | str | Mapping[str, Worker | Callable[..., Any]]
-"""A crew, a workers file, or workers and callables by name."""
-
-
-def enlist(workers: Workers, catalogue: Catalogue) -> Crew:
-    """A crew of these workers. Workers by name get their prices and descriptions from the catalogue if it has them."""
-    if isinstance(workers, Crew):
-        return workers
-    if isinstance(workers, Path | str):
-        return crew_of(read_workers(Path(workers)))
-    known = {entry.name: entry for entry in catalogue.workers}
-    entries = tuple(known.get(name, Entry(name=name)) for name in workers)
-    found = {
-        name: cast(Worker, one) if hasattr(one, "do") else CallableWorker(name, one) for name, one in workers.items()
-    }
-    return Crew(msgspec.structs.replace(catalogue, workers=entries), found)
-
-
-def crew_of(file: WorkersFile) -> Crew:
-    """The crew of a workers file."""
-    if file.catalogue is None:
-        raise WorkersError(f"{file.source.path}: its workers are simulated: they are for `etude run` and `collect`")
-    return Crew(
-        file.catalogue,
-        file.workers,
-        verifiers=file.verifiers,
-        judge=file.judge,
-        concurrency=file.concurrency,
-        timeout_s=file.timeout_s,
-    )

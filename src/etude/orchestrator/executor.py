@@ -16,10 +16,11 @@ from typing import Any, Protocol, cast
 
 from etude.contracts.errors import PlanError
 from etude.contracts.trajectory import Trajectory
-from etude.orchestrator.crew import Crew, Workers, enlist
 from etude.orchestrator.flow import Event, Flow, Human, Log, PlanDecider, Question, Watch
+from etude.orchestrator.log import same_ids
 from etude.orchestrator.record import Execution
 from etude.orchestrator.trajectories import to_execution
+from etude.orchestrator.workers_file import Workers, enlist
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decisions import catalogue_id
 from etude.problems.workflow.plan import Limits, Plan
@@ -89,11 +90,9 @@ class Orchestrator:
     ) -> None:
         """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name."""
         crew = enlist(workers, policy.catalogue)
-        decider = _decider(policy, crew, limits)
-        names = [
-            ([t.name for t in c.task_types], [w.name for w in c.workers]) for c in (decider.catalogue, crew.catalogue)
-        ]
-        if names[0] != names[1]:
+        make: Callable[..., PlanDecider] | None = getattr(policy, "decider", None)  # of a trained planner
+        decider = cast(PlanDecider, policy) if make is None else make(catalogue=crew.catalogue, limits=limits)
+        if not same_ids(decider.catalogue, crew.catalogue):
             raise PlanError("the policy decides with another catalogue than the workers have: give it theirs")
         self.decider, self.crew, self.log, self.human, self.watch = decider, crew, log, human, watch
         self.limits, self.seed, self.catalogue_id = decider.limits, seed, catalogue_id(crew.catalogue)
@@ -165,9 +164,3 @@ class Orchestrator:
         for task in self.left_behind:  # these ignore cancellation: `asyncio.run` would wait for them for ever
             asyncio.tasks._unregister_task(task)
         await self.crew.close()
-
-
-def _decider(policy: PlanDecider | Policy, crew: Crew, limits: Limits | None) -> PlanDecider:
-    """The decider of a trained planner for these workers; any other decider unchanged."""
-    make: Callable[..., PlanDecider] | None = getattr(policy, "decider", None)
-    return cast(PlanDecider, policy) if make is None else make(catalogue=crew.catalogue, limits=limits)

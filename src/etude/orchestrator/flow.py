@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -128,7 +128,8 @@ class Flow:
 
     async def run(self) -> tuple[Trajectory, Any]:
         """Carry out the workflow; return its trajectory, logged unless it was refused, and its output."""
-        self.loop, self.time = asyncio.get_running_loop(), _to_the_millisecond(datetime.now(UTC))
+        self.loop, now = asyncio.get_running_loop(), datetime.now(UTC)
+        self.time = now.replace(microsecond=now.microsecond // 1000 * 1000)  # as in a line of the log
         self.progress, limit_ms = Progress(instruction=self.instruction), self.at.limits.max_time_ms
         self.attempts = attempts = Attempts(
             workflow=self.id,
@@ -327,7 +328,7 @@ class Flow:
             options=options,
         )
         limit_s = None if self.attempts.deadline_s is None else self.attempts.time_for(float("inf"))
-        answer = await self._in_time(_awaited(self.at.human(question)), limit_s)
+        answer = await self._in_time(self.at.human(question), limit_s)
         if answer is None or answer not in options:
             return decision
         action = {"correction": named(answer)}
@@ -363,9 +364,9 @@ class Flow:
             self.error = verdict.reason
         return verdict.ok
 
-    async def _in_time(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T | None:
-        """The result of a coroutine; None if it does not end in time, then it is cancelled."""
-        task = self.loop.create_task(work)
+    async def _in_time(self, work: Awaitable[T], limit_s: float | None) -> T | None:
+        """The result of an awaitable; None if it does not end in time, then it is cancelled."""
+        task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task}, timeout=limit_s)
         finally:
@@ -429,22 +430,11 @@ class Flow:
     def _numbered(self) -> tuple[LoggedDecision, ...]:
         """Decisions with the failed step renumbered as in the record, since a replan may have moved it."""
         place = {id(step): i for i, step in enumerate((*self.progress.steps, *self.progress.dropped))}
-        numbered = {
-            k: msgspec.structs.replace(
-                self.decisions[k], context=(self.decisions[k].context or {}) | {"failed": place[id(step)]}
-            )
-            for k, step in self.corrected.items()
-        }
-        return tuple(numbered.get(k, decision) for k, decision in enumerate(self.decisions))
-
-
-def _to_the_millisecond(time: datetime) -> datetime:
-    """The time, rounded as in a line of the log."""
-    return time.replace(microsecond=time.microsecond // 1000 * 1000)
-
-
-async def _awaited(answer: Awaitable[T]) -> T:
-    return await answer
+        decisions = list(self.decisions)
+        for k, step in self.corrected.items():
+            context = (decisions[k].context or {}) | {"failed": place[id(step)]}
+            decisions[k] = msgspec.structs.replace(decisions[k], context=context)
+        return tuple(decisions)
 
 
 async def _judged(judge: Verifier, subtask: Subtask, output: Any) -> Verdict:

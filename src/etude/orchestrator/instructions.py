@@ -22,20 +22,15 @@ def read_instructions(path: Path) -> list[str]:
         raise DataError(f"{path}: cannot be read ({error.strerror}): expected a file of instructions") from error
     found = []
     for number, line in enumerate(data.split(b"\n"), start=1):
-        try:
-            text = line.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}:{number}: {line[:40]!r} is not UTF-8 ({error.reason}): save it as UTF-8"
-            ) from error
-        if len(text) > MAX_INSTRUCTION_CHARS:
-            raise DataError(
-                f"{path}:{number}: {len(text):,} characters, expected at most {MAX_INSTRUCTION_CHARS:,}: shorten it"
-            )
-        if any(not mark.isprintable() and mark != "\t" for mark in text):
-            raise DataError(
-                f"{path}:{number}: {text[:40]!r} holds control characters: expected one instruction per line"
-            )
+        text, problem = line.decode("utf-8", "surrogateescape").strip(), ""
+        if not text.isascii() and any("\udc80" <= mark <= "\udcff" for mark in text):
+            problem = f"{line[:40]!r} is not UTF-8: save it as UTF-8"
+        elif len(text) > MAX_INSTRUCTION_CHARS:
+            problem = f"{len(text):,} characters, expected at most {MAX_INSTRUCTION_CHARS:,}: shorten it"
+        elif any(not mark.isprintable() and mark != "\t" for mark in text):
+            problem = f"{text[:40]!r} holds control characters: expected one instruction per line"
+        if problem:
+            raise DataError(f"{path}:{number}: {problem}")
         if text and not text.startswith("#"):
             found.append(text)
     if not found:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from io import BufferedReader
 from itertools import zip_longest
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -268,14 +268,12 @@ def _lock(folder: Path) -> int:
         handle = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except OSError as error:
             os.close(handle)
-            raise LogError(
-                f"another process is logging in {folder}: wait for its end, or choose another folder"
-            ) from error
-        except BaseException:
-            os.close(handle)
-            raise
+            if not isinstance(error, BlockingIOError):
+                raise
+            remedy = "wait for its end, or choose another folder"
+            raise LogError(f"another process is logging in {folder}: {remedy}") from error
     return handle
 
 
@@ -308,51 +306,22 @@ def _difference(kept: Catalogue, given: Catalogue) -> str:
 
 def _mend(handle: int, torn: Path) -> None:
     """End the last line: where it lacks only that, with a newline; where it is torn, by moving it to `torn`."""
-    size = os.fstat(handle).st_size
-    start = _last_line(handle, size)
-    if start == size:
+    if not os.fstat(handle).st_size:
         return
-    if size - start < MAX_LINE_BYTES and _is_whole(_read(handle, start, size)):
+    with mmap(handle, 0, access=ACCESS_READ) as log:
+        start = log.rfind(b"\n") + 1
+        last = log[start:]
+    if not last:
+        return
+    with suppress(*UNREADABLE):
+        decode_execution(last)  # braces close only at the end of an execution
         _write(handle, b"\n")
         return
     with open(os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as kept:
-        for place in range(start, size, MAX_LINE_BYTES):
-            kept.write(_read(handle, place, min(size, place + MAX_LINE_BYTES)))
-        kept.write(b"\n")
+        kept.write(last + b"\n")
         kept.flush()
         os.fsync(kept.fileno())
     os.ftruncate(handle, start)
-
-
-def _is_whole(data: bytes) -> bool:
-    """Of a line without its newline: braces close only at the end of an execution."""
-    try:
-        decode_execution(data)
-    except UNREADABLE:
-        return False
-    return True
-
-
-def _last_line(handle: int, size: int) -> int:
-    """Where it begins; the file's end where that is a newline."""
-    end = size
-    while end > 0:
-        start = max(0, end - BLOCK)
-        newline = _read(handle, start, end).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
-
-
-def _read(handle: int, start: int, end: int) -> bytes:
-    data = b""
-    while start + len(data) < end:
-        more = os.pread(handle, end - start - len(data), start + len(data))
-        if not more:
-            break
-        data += more
-    return data
 
 
 def _write(handle: int, data: bytes) -> None:
@@ -367,39 +336,21 @@ def _lines_of(file: Path) -> Iterator[Line]:
         number = 0
         while data := stream.readline(MAX_LINE_BYTES):
             number += 1
-            size = len(data)
+            size, torn, content, reason = len(data), False, None, ""
             if size == MAX_LINE_BYTES and not data.endswith(b"\n"):
-                size += _skip_line(stream)
-                content: Execution | Damaged = _damaged(file, number, f"has {size:,} bytes, expected an execution")
+                while not data.endswith(b"\n") and (data := stream.readline(BLOCK)):
+                    size += len(data)
+                reason = f"has {size:,} bytes, expected an execution"
             elif data.isspace():
                 continue
             else:
-                content = _content(data, file, number)
-            yield Line(file=file, number=number, size=size, content=content)
-
-
-def _skip_line(stream: BufferedReader) -> int:
-    """The rest of a line, read past; its bytes."""
-    size = 0
-    while data := stream.readline(BLOCK):
-        size += len(data)
-        if data.endswith(b"\n"):
-            break
-    return size
-
-
-def _content(data: bytes, file: Path, number: int) -> Execution | Damaged:
-    """A line without an end is torn, unless all of an execution is there."""
-    try:
-        return decode_execution(data)
-    except UNREADABLE as error:
-        if data.endswith(b"\n"):
-            return _damaged(file, number, str(error))
-        return _damaged(file, number, f"torn after {len(data):,} bytes", torn=True)
-
-
-def _damaged(file: Path, line: int, reason: str, *, torn: bool = False) -> Damaged:
-    return Damaged(file=file, line=line, reason=reason, torn=torn)
+                try:
+                    content = decode_execution(data)
+                except UNREADABLE as error:  # a line without an end is torn, unless all of an execution is there
+                    torn = not data.endswith(b"\n")
+                    reason = f"torn after {len(data):,} bytes" if torn else str(error)
+            damaged = Damaged(file=file, line=number, reason=reason, torn=torn)
+            yield Line(file=file, number=number, size=size, content=content or damaged)
 
 
 def decode_execution(data: bytes) -> Execution:

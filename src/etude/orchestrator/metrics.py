@@ -1,4 +1,4 @@
-"""What executions came to: means and shares with 95 % intervals, by worker, task type and fault. One pass, no history.
+"""What executions came to: means and shares with 95 % intervals, by worker, task type and fault.
 
 Intervals are Student's for a mean and Wilson's for a share. Attempts count one by one, so that an interval over
 attempts takes those of one workflow for independent.
@@ -6,6 +6,7 @@ attempts takes those of one workflow for independent.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import zip_longest
 from typing import Any
 
-from etude.evidence.intervals import Estimate, estimate_moments, estimate_share
+from etude.evidence.intervals import Estimate, estimate_mean, estimate_share
 from etude.orchestrator.record import Attempt, Execution, NodeRecord, correction_of, failed_node
 from etude.problems.catalogue import Catalogue
 
@@ -30,15 +31,6 @@ class Calls:
     latency_ms: Estimate
     faults: dict[str, int]  # the most frequent first
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "calls": self.calls,
-            "success": self.success.to_json(),
-            "cost_usd": self.cost_usd.to_json(),
-            "latency_ms": self.latency_ms.to_json(),
-            "faults": self.faults,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
@@ -47,9 +39,6 @@ class Faults:
     count: int  # attempts
     corrections: dict[str, int]  # which followed; `none` where nothing was left to choose
     done: Estimate  # share of the nodes it befell that were done in the end
-
-    def to_json(self) -> dict[str, Any]:
-        return {"count": self.count, "corrections": self.corrections, "done": self.done.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,111 +52,84 @@ class Summary:
     validity: Estimate  # share of the workflows with a plan that is a DAG, and no rule broken
     violations: dict[str, int]
     ended: dict[str, int]
-    corrections: Estimate  # per workflow
-    attempts: Estimate  # per node that was tried
+    corrections_per_workflow: Estimate
+    attempts_per_node: Estimate  # that was tried
     workers: dict[str, Calls]  # by name, in the catalogue's order; those that were asked
     task_types: dict[str, Calls]
     faults: dict[str, Faults]  # the most frequent first
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "count": self.count,
-            "successes": self.successes,
-            "success": self.success.to_json(),
-            "cost_usd": self.cost_usd.to_json(),
-            "latency_ms": self.latency_ms.to_json(),
-            "reward": self.reward.to_json(),
-            "validity": self.validity.to_json(),
-            "violations": self.violations,
-            "ended": self.ended,
-            "corrections_per_workflow": self.corrections.to_json(),
-            "attempts_per_node": self.attempts.to_json(),
-            "workers": {name: calls.to_json() for name, calls in self.workers.items()},
-            "task_types": {name: calls.to_json() for name, calls in self.task_types.items()},
-            "faults": {name: faults.to_json() for name, faults in self.faults.items()},
-        }
+        return {name: _json(value) for name, value in vars(self).items()}
 
 
-def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
-    """Of executions whose ids are the catalogue's."""
-    tally = Tally(catalogue)
-    for execution in executions:
-        tally.add(execution)
-    return tally.summary()
+def _json(value: Any) -> Any:
+    if isinstance(value, Estimate):
+        return value.to_json()
+    held = vars(value) if isinstance(value, Calls | Faults) else value
+    return {name: _json(each) for name, each in held.items()} if isinstance(held, dict) else held
 
 
 ABORT = "abort"
 """Is chosen after a failure, too, but corrects nothing."""
 
 
-class Tally:
-    """Sums over executions as they come; `summary` at any time."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._worker_names = [worker.name for worker in catalogue.workers]
-        self._type_names = [task_type.name for task_type in catalogue.task_types]
-        self._succeeded, self._valid = _Share(), _Share()
-        self._cost_usd, self._latency_ms, self._reward = _Mean(), _Mean(), _Mean()
-        self._corrections, self._attempts = _Mean(), _Mean()
-        self._violations: Counter[str] = Counter()
-        self._ended: Counter[str] = Counter()
-        self._workers: defaultdict[int, _Calls] = defaultdict(_Calls)
-        self._types: defaultdict[int, _Calls] = defaultdict(_Calls)
-        self._faults: defaultdict[str, _Faults] = defaultdict(_Faults)
-
-    def add(self, execution: Execution) -> None:
-        self._succeeded.add(execution.success)
-        self._cost_usd.add(execution.cost)
-        self._latency_ms.add(execution.latency_ms)
-        self._reward.add(execution.reward)
-        self._violations.update(execution.violations)
-        self._ended[execution.ended] += 1
+def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
+    """Of executions whose ids are the catalogue's. Of each, a few numbers are held in memory."""
+    numbers: defaultdict[str, array[float]] = defaultdict(_numbers)
+    violations, ended = Counter[str](), Counter[str]()
+    workers, types = defaultdict[int, _Calls](_Calls), defaultdict[int, _Calls](_Calls)
+    faults = defaultdict[str, _Faults](_Faults)
+    for execution in executions:
+        numbers["success"].append(execution.success)
+        numbers["cost_usd"].append(execution.cost)
+        numbers["latency_ms"].append(execution.latency_ms)
+        numbers["reward"].append(execution.reward)
+        violations.update(execution.violations)
+        ended[execution.ended] += 1
         if execution.planner_outputs is not None or execution.violations:
-            self._valid.add(is_valid(execution))
+            numbers["valid"].append(is_valid(execution))
         chosen = _corrections(execution)
-        self._corrections.add(sum(c != ABORT for choices in chosen.values() for c in choices))
+        numbers["corrections"].append(sum(c != ABORT for choices in chosen.values() for c in choices))
         done = {node.task_type for node in execution.nodes if node.status == "done"}
         for i, node in enumerate(execution.nodes):
-            self._add_node(
-                node, chosen.get(i, []), is_done=node.status == "done" or (is_dropped(node) and node.task_type in done)
-            )
+            if node.attempts:
+                numbers["attempts"].append(len(node.attempts))
+            for attempt in node.attempts:
+                workers[attempt.worker].add(attempt)
+                types[node.task_type].add(attempt)
+            # What was replanned counts as done where its task type is.
+            is_done = node.status == "done" or (is_dropped(node) and node.task_type in done)
+            _add_faults(faults, node, chosen.get(i, []), is_done=is_done)
+    return Summary(
+        count=len(numbers["success"]),
+        successes=int(sum(numbers["success"])),
+        success=_share(numbers["success"]),
+        cost_usd=estimate_mean(numbers["cost_usd"]),
+        latency_ms=estimate_mean(numbers["latency_ms"]),
+        reward=estimate_mean(numbers["reward"]),
+        validity=_share(numbers["valid"]),
+        violations=dict(violations.most_common()),
+        ended=dict(ended.most_common()),
+        corrections_per_workflow=estimate_mean(numbers["corrections"]),
+        attempts_per_node=estimate_mean(numbers["attempts"]),
+        workers=_by_name(workers, [worker.name for worker in catalogue.workers]),
+        task_types=_by_name(types, [task_type.name for task_type in catalogue.task_types]),
+        faults={
+            name: Faults(count=f.count, corrections=dict(f.corrections.most_common()), done=_share(f.done))
+            for name, f in sorted(faults.items(), key=lambda item: (-item[1].count, item[0]))
+        },
+    )
 
-    def summary(self) -> Summary:
-        return Summary(
-            count=self._succeeded.count,
-            successes=self._succeeded.hits,
-            success=self._succeeded.estimate(),
-            cost_usd=self._cost_usd.estimate(),
-            latency_ms=self._latency_ms.estimate(),
-            reward=self._reward.estimate(),
-            validity=self._valid.estimate(),
-            violations=dict(self._violations.most_common()),
-            ended=dict(self._ended.most_common()),
-            corrections=self._corrections.estimate(),
-            attempts=self._attempts.estimate(),
-            workers=_by_name(self._workers, self._worker_names),
-            task_types=_by_name(self._types, self._type_names),
-            faults={
-                fault: self._faults[fault].summary()
-                for fault in sorted(self._faults, key=lambda fault: (-self._faults[fault].count, fault))
-            },
-        )
 
-    def _add_node(self, node: NodeRecord, chosen: Sequence[str], *, is_done: bool) -> None:
-        """What was replanned counts as done where its task type is."""
-        if node.attempts:
-            self._attempts.add(len(node.attempts))
-        for attempt in node.attempts:
-            self._workers[attempt.worker].add(attempt)
-            self._types[node.task_type].add(attempt)
-        faults = [attempt.fault for attempt in node.attempts if attempt.fault is not None]
-        for fault in dict.fromkeys(faults):
-            self._faults[fault].done.add(is_done)
-        # A choice follows each failed attempt, unless the workflow ends over it; a replan answers all that it drops.
-        otherwise = "replan" if is_dropped(node) else NO_CORRECTION
-        for fault, correction in zip_longest(faults, chosen[: len(faults)], fillvalue=otherwise):
-            self._faults[fault].count += 1
-            self._faults[fault].corrections[correction] += 1
+def _add_faults(faults: dict[str, _Faults], node: NodeRecord, chosen: Sequence[str], *, is_done: bool) -> None:
+    found = [attempt.fault for attempt in node.attempts if attempt.fault is not None]
+    for fault in dict.fromkeys(found):
+        faults[fault].done.append(is_done)
+    # A choice follows each failed attempt, unless the workflow ends over it; a replan answers all that it drops.
+    otherwise = "replan" if is_dropped(node) else NO_CORRECTION
+    for fault, correction in zip_longest(found, chosen[: len(found)], fillvalue=otherwise):
+        faults[fault].count += 1
+        faults[fault].corrections[correction] += 1
 
 
 def is_dropped(node: NodeRecord) -> bool:
@@ -214,57 +176,34 @@ def _by_name(calls: dict[int, _Calls], names: Sequence[str]) -> dict[str, Calls]
     return {names[i] if 0 <= i < len(names) else f"#{i}": calls[i].summary() for i in sorted(calls)}
 
 
-@dataclass(kw_only=True)
-class _Mean:
-    """Welford's sums: exact for many numbers that are large and differ little."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0  # of distances from the mean
-
-    def add(self, x: float) -> None:
-        self.count += 1
-        step = x - self.mean
-        self.mean += step / self.count
-        self.squares += step * (x - self.mean)
-
-    def estimate(self) -> Estimate:
-        return estimate_moments(self.count, self.mean, self.squares)
+def _numbers() -> array[float]:
+    return array("d")
 
 
-@dataclass(kw_only=True)
-class _Share:
-    count: int = 0
-    hits: int = 0
-
-    def add(self, hit: bool) -> None:
-        self.count += 1
-        self.hits += hit
-
-    def estimate(self) -> Estimate:
-        return estimate_share(self.hits, self.count)
+def _share(hits: array[float]) -> Estimate:
+    return estimate_share(int(sum(hits)), len(hits))
 
 
 @dataclass(kw_only=True)
 class _Calls:
-    success: _Share = field(default_factory=_Share)
-    cost_usd: _Mean = field(default_factory=_Mean)
-    latency_ms: _Mean = field(default_factory=_Mean)
+    success: array[float] = field(default_factory=_numbers)
+    cost_usd: array[float] = field(default_factory=_numbers)
+    latency_ms: array[float] = field(default_factory=_numbers)
     faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, attempt: Attempt) -> None:
-        self.success.add(attempt.fault is None)
-        self.cost_usd.add(attempt.cost_usd)
-        self.latency_ms.add(attempt.latency_ms)
+        self.success.append(attempt.fault is None)
+        self.cost_usd.append(attempt.cost_usd)
+        self.latency_ms.append(attempt.latency_ms)
         if attempt.fault is not None:
             self.faults[attempt.fault] += 1
 
     def summary(self) -> Calls:
         return Calls(
-            calls=self.success.count,
-            success=self.success.estimate(),
-            cost_usd=self.cost_usd.estimate(),
-            latency_ms=self.latency_ms.estimate(),
+            calls=len(self.success),
+            success=_share(self.success),
+            cost_usd=estimate_mean(self.cost_usd),
+            latency_ms=estimate_mean(self.latency_ms),
             faults=dict(self.faults.most_common()),
         )
 
@@ -273,7 +212,4 @@ class _Calls:
 class _Faults:
     count: int = 0
     corrections: Counter[str] = field(default_factory=Counter)
-    done: _Share = field(default_factory=_Share)
-
-    def summary(self) -> Faults:
-        return Faults(count=self.count, corrections=dict(self.corrections.most_common()), done=self.done.estimate())
+    done: array[float] = field(default_factory=_numbers)

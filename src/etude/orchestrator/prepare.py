@@ -15,14 +15,7 @@ import msgspec
 
 from etude.contracts.errors import CatalogueError, DataError, PlanError
 from etude.files.durable import replace_file
-from etude.orchestrator.log import (
-    CATALOGUE_FILE,
-    Damaged,
-    Line,
-    log_catalogue,
-    read_lines,
-    same_ids,
-)
+from etude.orchestrator.log import CATALOGUE_FILE, Damaged, Line, log_catalogue, read_lines, same_ids
 from etude.orchestrator.record import Execution, NodeRecord, PlannerOutputs
 from etude.problems.catalogue import Catalogue, read_catalogue
 from etude.problems.workflow.examples import Example, Targets
@@ -126,8 +119,10 @@ class _Selection:
             self._drop(reason, f"{place} ({line.content.reason})")
             return
         execution = line.content
-        if reason_against := self._against(execution):
-            self._drop(reason_against, place)
+        if execution.ended == "cancelled":
+            self._drop(Reason.CANCELLED, place)
+        elif not execution.instruction.strip():
+            self._drop(Reason.NO_INSTRUCTION, place)
         elif not execution.success:
             tried = self.tried.setdefault(execution.instruction.strip(), _Tried())
             tried.failed += 1
@@ -146,12 +141,6 @@ class _Selection:
             dropped=self.dropped,
             places=self.places,
         )
-
-    def _against(self, execution: Execution) -> Reason | None:
-        """Whatever its outcome was."""
-        if execution.ended == "cancelled":
-            return Reason.CANCELLED
-        return None if execution.instruction.strip() else Reason.NO_INSTRUCTION
 
     def _weigh(self, execution: Execution, place: str) -> None:
         """A success: the best so far of its instruction, or not."""

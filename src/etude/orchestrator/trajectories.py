@@ -9,10 +9,11 @@ Attempts are the trajectory's turns. In its metadata, in the ids of the catalogu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from etude.contracts.plain import plain
 from etude.contracts.trajectory import Outcome, Trajectory, Turn
@@ -23,7 +24,6 @@ from etude.problems.workflow.plan import SLACK, Limits
 
 if TYPE_CHECKING:
     from etude.orchestrator.crew import Crew
-    from etude.problems.workflow.grammar import Status
     from etude.problems.workflow.progress import Progress, Step
 
 Nodes = list[dict[str, Any]]
@@ -31,29 +31,21 @@ Nodes = list[dict[str, Any]]
 
 def planned_nodes(steps: Sequence[Step]) -> Nodes:
     place = {id(step): i for i, step in enumerate(steps)}
-    return [
-        {
-            "task_type": step.task_type,
-            "worker": step.worker,
-            "dependencies": sorted(place[id(before)] for before in step.dependencies),
-        }
-        for step in steps
-    ]
+    return [_node(step.task_type, step.worker, sorted(place[id(b)] for b in step.dependencies)) for step in steps]
+
+
+def _node(task_type: int, worker: int | None, dependencies: Iterable[int]) -> dict[str, Any]:
+    return {"task_type": task_type, "worker": worker, "dependencies": list(dependencies)}
 
 
 def final_nodes(progress: Progress) -> Nodes:
     """The nodes of the end, then those that were replanned away."""
     steps = [*progress.steps, *progress.dropped]
-    status = [_status_name(step.status) for step in progress.steps] + ["dropped"] * len(progress.dropped)
+    status = [step.status.name.lower() for step in progress.steps] + ["dropped"] * len(progress.dropped)
     return [
         node | {"status": of, "tried": [attempt.worker for attempt in step.tries]}
         for node, of, step in zip(planned_nodes(steps), status, steps, strict=True)
     ]
-
-
-@cache
-def _status_name(status: Status) -> str:
-    return status.name.lower()
 
 
 def turns(progress: Progress, catalogue: Catalogue) -> tuple[Turn, ...]:
@@ -84,25 +76,25 @@ def _turn(node: int, task_type: int, attempt: Attempt, catalogue: Catalogue, out
 
 def violations(progress: Progress, outcome: Outcome, limits: Limits, crew: Crew) -> list[str]:
     """Every limit that an execution has exceeded, in words. There should be none: this checks all the same."""
-    found, steps = [], [*progress.steps, *progress.dropped]
-    cost, latency_ms = outcome.cost_usd or 0.0, outcome.latency_ms or 0.0
-    if len(progress.steps) > limits.max_nodes:
-        found.append(f"{len(progress.steps)} nodes, at most {limits.max_nodes}")
-    if limits.max_cost_usd is not None and cost > limits.max_cost_usd * (1 + SLACK):
-        found.append(f"{cost:g} USD, at most {limits.max_cost_usd:g}")
-    if limits.max_time_ms is not None and latency_ms > limits.max_time_ms * (1 + SLACK):
-        found.append(f"{latency_ms:g} ms, at most {limits.max_time_ms:g}")
-    if progress.corrections > limits.max_corrections:
-        found.append(f"{progress.corrections} corrections, at most {limits.max_corrections}")
-    if progress.replans > limits.max_replans:
-        found.append(f"{progress.replans} replans, at most {limits.max_replans}")
-    for step in steps:
+    compared = (
+        (len(progress.steps), limits.max_nodes, "nodes"),
+        (outcome.cost_usd, limits.max_cost_usd, "USD"),
+        (outcome.latency_ms, limits.max_time_ms, "ms"),
+        (progress.corrections, limits.max_corrections, "corrections"),
+        (progress.replans, limits.max_replans, "replans"),
+    )
+    found = [
+        f"{value:g} {unit}, at most {most:g}"
+        for value, most, unit in compared
+        if value is not None and most is not None and value > most * (1 + SLACK)
+    ]
+    for step in (*progress.steps, *progress.dropped):
         kind = crew.catalogue.task_types[step.task_type].name
         if len(step.tries) > limits.max_attempts:
             found.append(f"{kind}: {len(step.tries)} attempts, at most {limits.max_attempts}")
         for tried in {attempt.worker for attempt in step.tries}:
             entry = crew.catalogue.workers[tried]
-            if entry.task_types is not None and kind not in entry.task_types:
+            if not crew.catalogue.able(entry, kind):
                 found.append(f"{kind} was given to {entry.name}, which is not able to do it")
     return found
 
@@ -131,16 +123,7 @@ def to_execution(trajectory: Trajectory) -> Execution:
         ended=outcome.ended,
         error=outcome.error or "",
         decisions=trajectory.decisions,
-        nodes=tuple(
-            NodeRecord(
-                task_type=node["task_type"],
-                dependencies=tuple(node["dependencies"]),
-                worker=node["worker"],
-                status=node["status"],
-                attempts=tuple(attempts[i]),
-            )
-            for i, node in enumerate(nodes)
-        ),
+        nodes=tuple(msgspec.convert(node | {"attempts": attempts[i]}, NodeRecord) for i, node in enumerate(nodes)),
         violations=tuple(known.get("violations", ())),
     )
 
@@ -217,13 +200,8 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
             "execution_reward": execution.reward,
             "plan": list(_planned(execution.planner_outputs)) if execution.planner_outputs else None,
             "nodes": [
-                {
-                    "task_type": node.task_type,
-                    "worker": node.worker,
-                    "dependencies": list(node.dependencies),
-                    "status": node.status,
-                    "tried": [attempt.worker for attempt in node.attempts],
-                }
+                _node(node.task_type, node.worker, node.dependencies)
+                | {"status": node.status, "tried": [attempt.worker for attempt in node.attempts]}
                 for node in nodes
             ],
             **{name: value for name, value in known.items() if value not in (None, [])},
@@ -236,4 +214,4 @@ def _planned(plan: PlannerOutputs) -> Iterator[dict[str, Any]]:
     adjacency, workers = plan.workflow_graph.adjacency, plan.model_selections
     for j, task_type in enumerate(plan.task_types):
         earlier = [i for i, row in enumerate(adjacency) if j < len(row) and row[j]]
-        yield {"task_type": task_type, "worker": workers[j] if j < len(workers) else None, "dependencies": earlier}
+        yield _node(task_type, workers[j] if j < len(workers) else None, earlier)

@@ -9,13 +9,13 @@ import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from etude.contracts.errors import MissingExtraError, WorkersError
 from etude.contracts.ports import Verifier
-from etude.contracts.work import Fault, Reply, Subtask, Verdict, WorkerError
+from etude.contracts.work import Fault, Subtask, Verdict, WorkerError
 from etude.orchestrator.workers.callable import NAMES, argument_names, arguments, call_anyhow, described, in_thread
 from etude.orchestrator.workers.command import (
     Command,
@@ -25,6 +25,7 @@ from etude.orchestrator.workers.command import (
     run_process,
     subtask_variables,
 )
+from etude.orchestrator.workers.openai import OpenAIWorker
 from etude.orchestrator.workers.template import Template, as_text
 
 MAX_CHARACTERS = 100_000
@@ -35,7 +36,7 @@ CHEAP_STEPS = 1_000_000
 """Maximum number of steps of a pattern in this process."""
 
 
-class CallableVerifier:
+class CallableVerifier(Verifier):
     """Asks a Python callable, sync (in a thread of its own) or async.
 
     It takes the output, or the subtask and the output, or by name any of `output` and what a callable worker may name.
@@ -50,9 +51,6 @@ class CallableVerifier:
             if not _takes_two(call):
                 raise
             self._names, self._positional = (), 2
-
-    async def check(self) -> None:
-        """Always usable."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         known = {"output": output, "subtask": subtask} | {name: getattr(subtask, name) for name in NAMES[1:]}
@@ -86,7 +84,7 @@ def _verdict(said: Any) -> Verdict:
     return Verdict(ok=bool(ok), reason=str(reason))
 
 
-class SchemaVerifier:
+class SchemaVerifier(Verifier):
     """Holds an output against a JSON Schema (2020-12). A text is read as JSON first, without a ```json fence around it.
 
     Nothing is fetched: a $ref leads to the schema itself or to the specification's own.
@@ -105,9 +103,6 @@ class SchemaVerifier:
             raise WorkersError(f"the schema is wrong at {error.json_path}: {error.message[:300]}") from error
         self._validator = Draft202012Validator(schema, registry=REGISTRY)
         _check_references(schema, REGISTRY)
-
-    async def check(self) -> None:
-        """Always usable: it needs no service."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         return await in_thread(lambda: self._validated(output))
@@ -174,7 +169,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
 
-class RegexVerifier:
+class RegexVerifier(Verifier):
     """Searches an output for a pattern; with `full`, the whole output must match. Outputs other than text are JSON.
 
     Only the beginning of a long output is searched. Python's `re` blocks every thread while it matches, so a slow
@@ -187,9 +182,6 @@ class RegexVerifier:
         except (re.error, RecursionError, OverflowError) as error:
             raise WorkersError(f"the pattern {pattern!r} cannot be read: {error}") from error
         self._full = full
-
-    async def check(self) -> None:
-        """Always usable: it needs no service."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         text = as_text(output)
@@ -271,18 +263,6 @@ async def _run(command: Command, *, stdin: bytes, env: Mapping[str, str]) -> Ran
         raise WorkerError(f"the verifier cannot be run: {error}", fault=Fault.UNAVAILABLE) from error
 
 
-class Model(Protocol):
-    """The model of a judge: an OpenAIWorker, or a similar one."""
-
-    async def check(self) -> None: ...
-
-    def max_usd_for(self, prompt: str) -> float | None: ...
-
-    async def ask(self, prompt: str, *, timeout_s: float | None = None) -> Reply: ...
-
-    async def close(self) -> None: ...
-
-
 DEFAULT_QUESTION = """\
 You judge whether a step of a larger task was done well.
 
@@ -308,7 +288,7 @@ class JudgeVerifier:
     model does not answer, or not that.
     """
 
-    def __init__(self, worker: Model, *, question: str = DEFAULT_QUESTION, threshold: float = 0.5) -> None:
+    def __init__(self, worker: OpenAIWorker, *, question: str = DEFAULT_QUESTION, threshold: float = 0.5) -> None:
         self._worker, self._threshold = worker, threshold
         self._question = Template("the question", question, more=("output",))
         if "output" not in self._question.variables:

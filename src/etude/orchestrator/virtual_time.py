@@ -17,14 +17,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Its clock starts at 0 and jumps to the next timer."""
 
     def __init__(self) -> None:
-        self._now_s = 0.0
+        self.now_s = 0.0
         super().__init__(_Impatient(self))
 
     def time(self) -> float:
-        return self._now_s
-
-    def pass_time(self, seconds: float) -> None:
-        self._now_s += seconds
+        return self.now_s
 
 
 class _Impatient(selectors.DefaultSelector):
@@ -35,11 +32,10 @@ class _Impatient(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:  # nothing will ever happen by itself: a thread or a signal must wake the loop
-            return super().select(timeout)
-        found = super().select(0)
-        if not found and timeout > 0:
-            self._loop.pass_time(timeout)
+        # Without a timer nothing will happen by itself: a thread or a signal must wake the loop.
+        found = super().select(None if timeout is None else 0)
+        if not found and timeout is not None:
+            self._loop.now_s += max(0.0, timeout)
         return found
 
 

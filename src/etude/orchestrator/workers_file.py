@@ -12,17 +12,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Verifier, Worker
 from etude.contracts.suggestions import nearest
 from etude.files.yaml_source import At, LoaderWithoutAliases, Source, read_source, shown
+from etude.orchestrator.crew import Crew
 from etude.orchestrator.verifiers import (
     DEFAULT_QUESTION,
     AllOf,
@@ -44,16 +46,11 @@ from etude.problems.workflow.plan import Limits
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersFile:
-    """What a workers file describes; where it asks for the simulated office, that brings the catalogue and workers."""
+    """What a workers file describes; where it asks for the simulated office, that brings the crew."""
 
     source: Source
-    catalogue: Catalogue | None = None
-    workers: dict[str, Worker] = field(default_factory=dict)  # by name, in the order of the catalogue
-    verifiers: dict[str, Verifier] = field(default_factory=dict)  # by task type
-    judge: Verifier | None = None  # of the whole workflow's result
+    crew: Crew | None = None
     limits: Limits | None  # None: the policy's own
-    concurrency: dict[str, int] = field(default_factory=dict)  # by worker: attempts under way at once
-    timeout_s: dict[str, float] = field(default_factory=dict)  # by worker: of one attempt
     human: bool  # whether a person is asked when the policy would give up
     simulated: dict[str, int] | None = None  # seeds of the simulated office
 
@@ -64,26 +61,25 @@ async def unreachable_workers(file: WorkersFile) -> dict[str, str]:
     Reaches out: to services, and for the programs of commands. WorkersError with a line for each where no worker is
     left, or a verifier could not work: without it, nothing says what success is.
     """
-    workers: dict[At, Worker | Verifier] = {("workers", name): worker for name, worker in file.workers.items()}
-    verifiers: dict[At, Worker | Verifier] = {
-        ("task_types", name, "verify"): verifier for name, verifier in file.verifiers.items()
-    }
-    verifiers |= {("verify",): file.judge} if file.judge else {}
+    if (crew := file.crew) is None:
+        return {}
+    asked: dict[At, Worker | Verifier] = {("workers", name): worker for name, worker in crew.workers.items()}
+    asked |= {("task_types", name, "verify"): verifier for name, verifier in crew.verifiers.items()}
+    asked |= {("verify",): crew.judge} if crew.judge else {}
 
-    async def problem(at: At, asked: Worker | Verifier) -> str:
+    async def problem(at: At) -> str:
         try:
             with file.source.blaming(at):
-                await asked.check()
+                await asked[at].check()
         except WorkersError as error:
             return str(error)
         return ""
 
-    asked = workers | verifiers
-    found = dict(zip(asked, await asyncio.gather(*(problem(at, one) for at, one in asked.items())), strict=True))
-    unverifiable = [why for at in verifiers if (why := found[at])]
-    unreachable = {str(at[1]): why for at in workers if (why := found[at])}
-    if unverifiable or (unreachable and len(unreachable) == len(workers)):
-        raise WorkersError("\n".join([*unreachable.values(), *unverifiable]))
+    reasons = await asyncio.gather(*(problem(at) for at in asked))
+    found = {at: why for at, why in zip(asked, reasons, strict=True) if why}
+    unreachable = {str(at[1]): why for at, why in found.items() if at[0] == "workers"}
+    if len(found) > len(unreachable) or (unreachable and len(unreachable) == len(crew.workers)):
+        raise WorkersError("\n".join(found.values()))
     return unreachable
 
 
@@ -214,7 +210,7 @@ def read_workers(path: Path, *, env: Mapping[str, str] | None = None) -> Workers
         expected=EXPECTED,
         loader=LoaderWithoutAliases,
         scalar=_number_or_text,
-        check=_find_secret,
+        check=lambda text: f"what looks like an API key {NO_SECRETS}" if SECRET.search(text) else None,
     )
     if not tree:
         raise source.error((), f"is empty: expected {EXPECTED}")
@@ -224,21 +220,40 @@ def read_workers(path: Path, *, env: Mapping[str, str] | None = None) -> Workers
         return _simulated(file, file.simulated, source)
     types = _task_types(file, source)
     entries = _entries(file, source, types)
-    return WorkersFile(
-        source=source,
-        catalogue=_catalogue(types, entries, source),
-        workers={name: _worker(name, entry, source, env) for name, entry in entries.items()},
+    crew = Crew(
+        _catalogue(types, entries, source),
+        {name: _worker(name, entry, source, env) for name, entry in entries.items()},
         verifiers={
             name: _verifier(task_type.verify, source, ("task_types", name, "verify"), env)
             for name, task_type in types.items()
             if task_type.verify is not None
         },
         judge=None if file.verify is None else _verifier(file.verify, source, ("verify",), env),
-        limits=file.limits,
         concurrency={name: entry.concurrency for name, entry in entries.items()},
         timeout_s={name: entry.timeout_s or file.timeout_s for name, entry in entries.items()},
-        human=file.human,
     )
+    return WorkersFile(source=source, crew=crew, limits=file.limits, human=file.human)
+
+
+Workers = Crew | Path | str | Mapping[str, Worker | Callable[..., Any]]
+"""A crew, a workers file, or workers and callables by name."""
+
+
+def enlist(workers: Workers, catalogue: Catalogue) -> Crew:
+    """A crew of these workers. Workers by name get their prices and descriptions from the catalogue if it has them."""
+    if isinstance(workers, Crew):
+        return workers
+    if isinstance(workers, Path | str):
+        crew = read_workers(Path(workers)).crew
+        if crew is None:
+            raise WorkersError(f"{workers}: its workers are simulated: they are for `etude run` and `collect`")
+        return crew
+    known = {entry.name: entry for entry in catalogue.workers}
+    entries = tuple(known.get(name, Entry(name=name)) for name in workers)
+    found = {
+        name: cast(Worker, one) if hasattr(one, "do") else CallableWorker(name, one) for name, one in workers.items()
+    }
+    return Crew(msgspec.structs.replace(catalogue, workers=entries), found)
 
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -305,10 +320,6 @@ def _number_or_text(value: Any, text: str) -> Any:
 
 SECRET = re.compile(r"(?<![\w-])(sk|gsk|hf|ghp|xai|nvapi|pplx)[-_](?=\S*\d)[\w-]{16,}")
 NO_SECRETS = "is not shown; put it into a variable, `export NAME=…`, and write `api_key_env: NAME`"
-
-
-def _find_secret(text: str) -> str | None:
-    return f"what looks like an API key {NO_SECRETS}" if SECRET.search(text) else None
 
 
 def _simulated(file: _File, seeds: dict[str, Any], source: Source) -> WorkersFile:
@@ -401,15 +412,8 @@ def _worker(name: str, entry: _Worker, source: Source, env: Mapping[str, str]) -
         _check_templates({(*at, "stdin"): entry.stdin or ""}, source)
         cwd = source.file(entry.cwd).resolve()
         with source.blaming(at):
-            return CommandWorker(
-                name,
-                command=entry.command,
-                stdin=entry.stdin,
-                cwd=cwd,
-                env=entry.env,
-                usd_per_call=usd,
-                max_bytes=entry.max_bytes,
-            )
+            given = entry.model_dump(include={"command", "stdin", "env", "usd_per_call", "max_bytes"})
+            return CommandWorker(name, cwd=cwd, **given)
     if isinstance(entry, _Callable):
         call = _import(entry.callable, source, (*at, "callable"))
         with source.blaming((*at, "callable")):

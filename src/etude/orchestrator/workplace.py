@@ -11,7 +11,7 @@ from etude.contracts.errors import ConfigError, RunError
 from etude.contracts.ports import Decider
 from etude.learning.run_folder import find_policy
 from etude.learning.settings import read_own
-from etude.orchestrator.crew import Crew, crew_of
+from etude.orchestrator.crew import Crew
 from etude.orchestrator.instructions import make_up, read_instructions
 from etude.orchestrator.workers.simulated import SimulatedCrew
 from etude.orchestrator.workers_file import WorkersFile, read_workers
@@ -46,20 +46,15 @@ class Workplace:
 def make_workplace(workers: Path | None, *, settings: WorkflowSettings | None = None, seed: int = 0) -> Workplace:
     """The workers of a file; without one, or where it says so, those of the simulated office."""
     file = read_workers(workers) if workers is not None else None
-    if file is not None and file.simulated is None:
-        return Workplace(crew=crew_of(file), limits=file.limits, file=file)
-    chosen = settings or office_settings()
+    if file is not None and file.crew is not None:
+        return Workplace(crew=file.crew, limits=file.limits, file=file)
+    chosen = settings or with_values(WorkflowSettings(), SPEC.presets["office"])
     if file is not None and file.simulated is not None:
         seeds: dict[str, Any] = dict(file.simulated)
         chosen = replace(chosen, office=replace(chosen.office, **seeds))
     config = chosen.training.phase2_rl.world(chosen.office, chosen.limits)
     place = Office(Tables(config, None, "cpu"))
     return Workplace(crew=SimulatedCrew(place, seed=seed), limits=None, file=file, office=place, config=config)
-
-
-def office_settings() -> WorkflowSettings:
-    """What suits the simulated office."""
-    return with_values(WorkflowSettings(), SPEC.presets["office"])
 
 
 def settings_of(policy: str) -> WorkflowSettings | None:

@@ -8,25 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
-
-
-class Distribution(Protocol):
-    @property
-    def size(self) -> int:
-        """The number of raw outputs that parameterise it."""
-
-    def sample(self, raw: Tensor, generator: Generator | None) -> Tensor: ...
-
-    def mode(self, raw: Tensor) -> Tensor: ...
-
-    def log_prob(self, raw: Tensor, action: Tensor) -> Tensor: ...
-
-    def entropy(self, raw: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -119,6 +104,9 @@ class Gaussian:
 
     def _split(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         return 0.5 + raw[..., 0], raw[..., 1].clamp(-4, 1)
+
+
+Distribution = Threshold | Levels | Beta | Gaussian
 
 
 def masked(scores: Tensor, legal: Tensor) -> Tensor:

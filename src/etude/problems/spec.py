@@ -7,9 +7,13 @@ torch. The commands, the settings, the loop and the server find what they need h
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from etude.contracts.errors import ConfigError
 
@@ -69,6 +73,9 @@ class ProblemSpec:
     """Function from (policy name or run folder, experience settings) to a Decider; None: `load` gives one."""
     read_logs: Reference | None = None
     """Function from (Artefact, inputs, device) to the LogReader that `from-logs` and `evaluate --dataset` use."""
+    continues: bool = True
+    """Whether learning from logs continues the policy that logged them; else it starts from the beginning,
+    unless a checkpoint is given."""
     evaluations: Mapping[str, Reference] = field(default_factory=dict)
     """Input, such as `data` or `replay` → function from an EvaluateRequest to a Measurement."""
     report: Reference | None = None
@@ -106,3 +113,24 @@ def resolve(reference: Reference) -> Any:
     """What "module:attribute" names."""
     module, _, attribute = reference.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+class YamlFile(Mapping[str, Any]):
+    """The content of a YAML file in a package, read when it is first asked for."""
+
+    def __init__(self, package: str, name: str) -> None:
+        self._package, self._name = package, name
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.yaml.decode(files(self._package).joinpath(self._name).read_bytes())
+        return found
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)

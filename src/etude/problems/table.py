@@ -11,9 +11,12 @@ from etude.problems.spec import ProblemSpec, Reference, resolve
 
 GROUP = "etude.problems"
 OURS: dict[str, Reference] = {
+    "choice": "etude.problems.choice:SPEC",
     "workflow": "etude.problems.workflow:SPEC",
     "allocation": "etude.problems.allocation:SPEC",
 }
+WHOLE_LOOP = "workflow"
+"""The problem whose demo shows the whole loop."""
 
 
 @cache
@@ -48,6 +51,16 @@ def find_spec(name: str) -> ProblemSpec:
     if name not in known:
         raise ConfigError(f"there is no problem {name!r}: {did_you_mean(name, known)}there are {', '.join(known)}")
     return known[name]
+
+
+def spec_of(what: object, name: str) -> ProblemSpec:
+    """The problem of something that was made with it, such as a run; ConfigError says what is not installed."""
+    if name not in names():
+        raise ConfigError(
+            f"{what} is of the problem {name!r}, which is not installed: install the package that has the entry point "
+            f"{name!r} in the group {GROUP}"
+        )
+    return find_spec(name)
 
 
 def _loaded(entry: EntryPoint) -> ProblemSpec:

@@ -48,7 +48,7 @@ def _return_tile(rows: Sequence[Row], scores: Scores, digits: int) -> Tile:
     tile, form = partial(Tile, label="return of the best policy", kind="first"), partial(fixed, digits=digits)
     if scores:
         policy = next(iter(scores.values()))
-        note = f"± {form(_half(policy))} (95\N{NO-BREAK SPACE}%), {policy.episodes} episodes"
+        note = f"± {form((policy.high - policy.low) / 2)} (95\N{NO-BREAK SPACE}%), {policy.episodes} episodes"
         return tile(value=form(policy.mean), note=note)
     best = best_evaluation(rows)
     if best is None:
@@ -147,10 +147,6 @@ def _margin(std: float, episodes: int) -> float:
     return estimate_moments(episodes, 0.0, std**2 * (episodes - 1)).high
 
 
-def _half(score: Score) -> float:
-    return (score.high - score.low) / 2
-
-
 def score_table(scores: Scores, measures: Mapping[str, Measure], *, digits: int = 0) -> list[Section]:
     """One row per policy: its return, the gain of the first policy over it, and all available measures."""
     if not scores:
@@ -174,7 +170,7 @@ def _score_row(name: str, scores: Scores, measures: Mapping[str, Measure], digit
         "name": name,
         "colour": colours_of(scores)[name],
         "share": score.mean / top,
-        "earned": f"{fixed(score.mean, digits)} ± {fixed(_half(score), digits)}",
+        "earned": f"{fixed(score.mean, digits)} ± {fixed((score.high - score.low) / 2, digits)}",
         "gain": gain,
         "measured": [_measured(key, name, scores, measure) for key, measure in measures.items()],
     }

@@ -76,30 +76,24 @@ def run_report(
     run = RunContext(
         folder=folder, config=folder.config(), rows=read_rows(folder), scores=comparison or {}, notes=notes or {}
     )
-    own = contribute(run) if contribute is not None else Contribution(measures=_all_metrics(run.scores))
+    names = dict.fromkeys(key for score in run.scores.values() for key in score.metrics)
+    usual = {key: Measure(key.replace("_", " "), "", compact) for key in names}
+    own = contribute(run) if contribute is not None else Contribution(measures=usual)
+    summary = folder.summary()
+    shares = {key: (m.label, m.about) for key, m in own.measures.items() if m.form is percent}
     heading = own.title or str(run.config.get("problem", "run"))
     seed = run.config.get("run", {}).get("seed")
     page = Page(
         title=f"{heading} · {folder.path.name}",
         heading=heading,
-        state=_state(folder),
+        state=f"stopped: {STOPPED[StopReason(summary['stopped'])]}" if summary else "in progress",
         facts=[*own.facts, *([] if seed is None else [f"seed {seed}"])],
         tiles=_tiles(run) if own.tiles is None else own.tiles,
-        lead=" ".join([*([own.lead] if own.lead else []), *_verdict(run, own)]),
+        lead=" ".join([own.lead, *interpret(run.scores, shares=shares, digits=run.digits)]).strip(),
         sections=_sections(run, own),
         config=run.config,
     )
     return page.write(out or folder.report)
-
-
-def _all_metrics(scores: Scores) -> dict[str, Measure]:
-    names = dict.fromkeys(key for score in scores.values() for key in score.metrics)
-    return {key: Measure(key.replace("_", " "), "", compact) for key in names}
-
-
-def _state(folder: RunFolder) -> str:
-    summary = folder.summary()
-    return "in progress" if summary is None else f"stopped: {STOPPED[StopReason(summary['stopped'])]}"
 
 
 def _tiles(run: RunContext) -> list[Tile]:
@@ -108,24 +102,16 @@ def _tiles(run: RunContext) -> list[Tile]:
     return [*return_tiles(run.rows, run.scores, digits=run.digits), *time_tiles(run.rows)]
 
 
-def _verdict(run: RunContext, own: Contribution) -> list[str]:
-    shares = {key: (m.label, m.about) for key, m in own.measures.items() if m.form is percent}
-    return interpret(run.scores, shares=shares, digits=run.digits)
-
-
 def _sections(run: RunContext, own: Contribution) -> list[Section]:
     by_returns = own.learning is None and not run.from_logs
+    learning = own.learning
+    if by_returns:
+        episodes = run.config.get("run", {}).get("eval_episodes", 0)
+        learning = [learning_curve(run.rows, run.scores, episodes=episodes, digits=run.digits)]
     return [
-        *(_learning(run) if own.learning is None else own.learning),
+        *([passes_section(run.rows)] if learning is None else learning),
         *score_table(run.scores, own.measures, digits=run.digits),
         *own.sections,
         *return_histograms(run.scores, digits=run.digits),
         *(health(run.rows) if by_returns else []),
     ]
-
-
-def _learning(run: RunContext) -> list[Section]:
-    if run.from_logs:
-        return [passes_section(run.rows)]
-    episodes = run.config.get("run", {}).get("eval_episodes", 0)
-    return [learning_curve(run.rows, run.scores, episodes=episodes, digits=run.digits)]

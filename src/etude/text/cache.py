@@ -56,13 +56,14 @@ class CachedEncoder:
         return self._width
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        digests = [_digest(text) for text in texts]
+        digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
         found = self._read(digests)
         known = found or {}
         missing = {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}
         if missing:
             made = dict(zip(missing, self.encoder.tokens(list(missing.values())), strict=True))
-            rounded = {digest: _rounded(vectors) for digest, vectors in made.items()}
+            with np.errstate(over="ignore", under="ignore"):
+                rounded = {digest: vectors.astype(np.float16) for digest, vectors in made.items()}
             # Vectors that float16 cannot represent are not cached.
             kept = {digest: vectors for digest, vectors in rounded.items() if np.isfinite(vectors).all()}
             if found is not None:
@@ -120,10 +121,6 @@ class CachedEncoder:
             yield connection
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
 def _is_whole(digest: object, width: object, crc: object, data: object) -> bool:
     """Whether a row is as it was written: SQLite does not detect a changed byte."""
     if not isinstance(digest, bytes) or not isinstance(width, int) or not isinstance(data, bytes):
@@ -138,8 +135,3 @@ def _crc(digest: bytes, width: int, data: bytes) -> int:
 def _is_locked(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # the higher bits give the reason
-
-
-def _rounded(vectors: Vectors) -> Stored:
-    with np.errstate(over="ignore", under="ignore"):
-        return vectors.astype(np.float16)

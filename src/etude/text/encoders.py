@@ -48,16 +48,9 @@ def _minilm() -> TextEncoder:
 
 
 def _cached(encoder: TextEncoder, cache: Path | None) -> TextEncoder:
-    path = cache or _default_cache()
-    return CachedEncoder(encoder, path) if path else encoder
-
-
-def _default_cache() -> Path | None:
-    folder = os.environ.get("XDG_CACHE_HOME", "")
+    folder = os.environ.get("XDG_CACHE_HOME", "")  # the XDG specification ignores relative paths
     try:
-        base = (
-            Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
-        )  # the XDG specification ignores relative paths
+        base = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
     except RuntimeError:  # a user without a home
-        return None
-    return base / "etude" / "embeddings.sqlite"
+        return CachedEncoder(encoder, cache) if cache else encoder
+    return CachedEncoder(encoder, cache or base / "etude" / "embeddings.sqlite")

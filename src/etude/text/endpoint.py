@@ -31,7 +31,6 @@ class EndpointEncoder:
         model: str,
         *,
         api_key: str | None = None,  # sent only to this URL; never in a name, message or log
-        dimensions: int | None = None,  # requests shorter vectors from services that support it
         batch: int = 64,  # texts in one request
         max_bytes: int = 8000,  # per text in UTF-8: a token has at least one byte, and services take about 8,000 tokens
         timeout_s: float = 30.0,
@@ -46,12 +45,12 @@ class EndpointEncoder:
             api_key, error=ConfigError
         )
         self._secret = api_key
-        self._request: dict[str, Any] = {"model": model} | ({"dimensions": dimensions} if dimensions else {})
+        self._model = model
         self._batch, self._max_bytes = batch, max_bytes
         self._timeout_s, self._attempts, self._sleep = timeout_s, attempts, sleep
         self._opener = build_opener(_NoRedirects)
-        self._width = dimensions
-        self.name = "/".join([f"{self._shown}#{model}", *([str(dimensions)] if dimensions else []), str(max_bytes)])
+        self._width: int | None = None
+        self.name = f"{self._shown}#{model}/{max_bytes}"
 
     @property
     def width(self) -> int:
@@ -61,8 +60,10 @@ class EndpointEncoder:
         return self._width
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        # Services reject empty texts and texts that are too long.
-        cut = {i: self._cut(text) for i, text in enumerate(texts) if text.strip()}
+        # Services reject empty texts, texts that are too long, and lone surrogates, which are invalid in UTF-8.
+        most = self._max_bytes
+        known = {i: text.strip()[:most].encode("utf-8", "replace") for i, text in enumerate(texts) if text.strip()}
+        cut = {i: text[:most].decode("utf-8", "ignore") for i, text in known.items()}
         order = list(cut)
         found: dict[int, Vectors] = {}
         for start in range(0, len(order), self._batch):
@@ -70,12 +71,8 @@ class EndpointEncoder:
             found.update(zip(batch, self._ask([cut[i] for i in batch]), strict=True))
         return [found[i] if i in found else np.zeros((1, self.width), np.float32) for i in range(len(texts))]
 
-    def _cut(self, text: str) -> str:
-        known = text.strip()[: self._max_bytes].encode("utf-8", "replace")  # lone surrogates are invalid in UTF-8
-        return known[: self._max_bytes].decode("utf-8", "ignore")
-
     def _ask(self, texts: list[str]) -> list[Vectors]:
-        reply = self._post(json.dumps(self._request | {"input": texts}).encode())
+        reply = self._post(json.dumps({"model": self._model, "input": texts}).encode())
         try:
             vectors = _vectors(json.loads(reply), len(texts))
         except (ValueError, OverflowError, RecursionError) as error:
@@ -103,7 +100,8 @@ class EndpointEncoder:
                 failure = f"status {error.code} {self._readable(_body(error))}".strip()
                 if error.code not in (408, 429) and error.code < 500:
                     raise EndpointError(f"{self._shown} answered {failure}") from None
-                wait_s = max(wait_s, _retry_after_s(error))
+                asked = error.headers.get("Retry-After", "") if error.headers else ""
+                wait_s = max(wait_s, float(asked) if asked.isdecimal() else 0.0)
             except (OSError, http.client.HTTPException) as error:  # no connection, a broken one, or a timeout
                 failure = self._readable(str(error).encode()) or type(error).__name__
             wait_s = min(wait_s, MAX_WAIT_S)
@@ -131,30 +129,19 @@ def _vectors(reply: Any, count: int) -> list[Vectors]:
     index = [row.get("index", i) for i, row in enumerate(rows)]
     if not all(isinstance(i, int) for i in index) or sorted(index) != list(range(count)):
         raise ValueError(f"its indexes are {index[:10]}, expected each of 0 to {count - 1} once")
-    by_index = {i: row.get("embedding") for i, row in zip(index, rows, strict=True)}
-    vectors = [_vector(by_index[i]) for i in range(count)]
-    if len({vector.shape for vector in vectors}) > 1:
-        raise ValueError("its vectors have several widths")
-    return vectors
-
-
-def _vector(embedding: Any) -> Vectors:
-    numbers = isinstance(embedding, list) and all(type(number) in (int, float) for number in embedding)
-    if not numbers or not embedding:
+    found = [rows[place].get("embedding") for place in np.argsort(index)]
+    if not all(isinstance(v, list) and v and all(type(x) in (int, float) for x in v) for v in found):
         raise ValueError("expected every 'embedding' to be a list of numbers")
+    if len({len(vector) for vector in found}) > 1:
+        raise ValueError("its vectors have several widths")
     with np.errstate(over="ignore"):
-        vector = np.array([[float(number) for number in embedding]]).astype(np.float32)
-    if not np.isfinite(vector).all():
+        vectors = np.array(found, float).astype(np.float32)[:, None]  # (texts, 1, width)
+    if not np.isfinite(vectors).all():
         raise ValueError("expected finite numbers")
-    return vector
+    return [vector.copy() for vector in vectors]  # a view would keep the whole batch
 
 
 def _body(error: HTTPError) -> bytes:
     with error, suppress(OSError, http.client.HTTPException):
         return bytes(error.read(2000))
     return b""
-
-
-def _retry_after_s(error: HTTPError) -> float:
-    asked = error.headers.get("Retry-After", "") if error.headers else ""
-    return float(asked) if asked.isdecimal() else 0.0

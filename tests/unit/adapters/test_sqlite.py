@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 
-from etude.adapters.sqlite import APPLICATION_ID, MIGRATIONS, PAGE_BYTES, SqliteStore
+from etude.adapters.sqlite import APPLICATION_ID, MIGRATIONS, PAGE_BYTES, PRAGMAS, SqliteStore
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
@@ -53,6 +53,10 @@ def pragma(path: Path, name: str) -> object:
         return db.execute(f"PRAGMA {name}").fetchone()[0]
 
 
+BEFORE_4 = "DROP TRIGGER feedback_is_early; DROP TRIGGER feedback_is_removed; DROP TABLE early"
+"""As versions before 4 left a file."""
+
+
 class TestVersions:
     def test_a_file_of_version_one_is_brought_up_to_date(self, path: Path) -> None:
         with closing(SqliteStore(path)) as store:
@@ -60,7 +64,7 @@ class TestVersions:
             store_all(store, trajectory("a", user="u"), trajectory("b", minutes=60 * 24), mark)
             expected = store.stats(EVERYTHING, version=3)
         with closing(sqlite3.connect(path)) as db:  # as version 1 left it: without the totals
-            db.executescript("DROP TABLE cells; DROP TABLE reward_cells; PRAGMA user_version = 1")
+            db.executescript(f"DROP TABLE cells; DROP TABLE reward_cells; {BEFORE_4}; PRAGMA user_version = 1")
         with closing(SqliteStore(path)) as store:
             assert store.stats(EVERYTHING, version=3) == expected
             assert expected.mean_reward == 0.5
@@ -86,7 +90,7 @@ class TestVersions:
         with closing(sqlite3.connect(path)) as db:
             db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
         before = path.read_bytes()
-        with pytest.raises(StoreError, match=r"has version 4, and this Etude knows 3: upgrade it"):
+        with pytest.raises(StoreError, match=r"has version 5, and this Etude knows 4: upgrade it"):
             SqliteStore(path)
         assert path.read_bytes() == before
 
@@ -106,13 +110,21 @@ class TestOlderFiles:
             store.append([(event, whole.replace(b'"problem":"workflow",', b""))])
             store_all(store, trajectory("b"))
         with closing(sqlite3.connect(path)) as db:
-            db.execute("PRAGMA user_version = 2")
-            db.commit()
+            db.executescript(f"{BEFORE_4}; PRAGMA user_version = 2")
         with closing(SqliteStore(path)) as store:
             for name, expected in (("a", event), ("b", trajectory("b"))):
                 detail = store.detail(name)
                 assert detail is not None
                 assert detail.trajectory == expected
+
+    def test_ratings_that_wait_are_found_in_an_older_file(self, path: Path) -> None:
+        ratings = [Feedback(id=f"f{of}", time=NOON, trajectory_id=of, stars=5) for of in ("a", "typo")]
+        with closing(SqliteStore(path)) as store:
+            store_all(store, trajectory("a"), *ratings)
+        with closing(sqlite3.connect(path)) as db:
+            db.executescript(f"{BEFORE_4}; PRAGMA user_version = 3")
+        with closing(SqliteStore(path)) as store:
+            assert store.stats(EVERYTHING, version=1).waiting == 1
 
 
 class TestOtherFiles:
@@ -175,15 +187,17 @@ class TestErasure:
 
 
 class TestRoom:
-    def test_a_full_disk_stops_all_of_a_batch(self, path: Path) -> None:
-        with closing(SqliteStore(path, max_bytes=100 * PAGE_BYTES)) as store:
-            with pytest.raises(StoreError, match=r"full: free some space or raise its limit.*nothing .* was written"):
+    def test_a_full_disk_stops_all_of_a_batch(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("etude.adapters.sqlite.PRAGMAS", (*PRAGMAS, "max_page_count = 100"))
+        with closing(SqliteStore(path)) as store:
+            with pytest.raises(StoreError, match=r"full: free some space.*nothing .* was written"):
                 fill(store)
             stored = store.stats(EVERYTHING, version=1).trajectories
             assert 10 < stored < 100
             assert stored % 5 == 0
             assert stored == len(list(store.scan(EVERYTHING, version=1)))
             assert store_all(store, trajectory("t0", task="x" * 9000)) == [Stored.DUPLICATE]
+        monkeypatch.undo()
         with closing(SqliteStore(path)) as roomier:
             again = [trajectory(f"t{stored + i}", task="x" * 9000) for i in range(5)]
             assert store_all(roomier, *again) == [Stored.NEW] * 5
@@ -204,7 +218,7 @@ class TestRoom:
     def test_a_writer_that_never_ends_is_reported(self, path: Path) -> None:
         with closing(SqliteStore(path, timeout_s=0.05)) as store, closing(sqlite3.connect(path)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreError, match=r"locked.*do it again, or raise timeout_s"):
+            with pytest.raises(StoreError, match=r"locked.*end that, or do it again"):
                 store_all(store, trajectory("a"))
             other.rollback()
             assert store_all(store, trajectory("a")) == [Stored.NEW]

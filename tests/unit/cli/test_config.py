@@ -63,8 +63,8 @@ def test_show_has_the_sections_of_every_problem(tmp_path: Path, capsys: Captured
 def test_show_refuses_an_unknown_preset_and_a_section_of_no_problem(tmp_path: Path, capsys: Captured) -> None:
     message = refused(capsys, "config", "show", "--preset", "documnt")
     assert (
-        "the preset is 'documnt': did you mean 'document'? expected one of 'document', 'office', 'quick', 'wide'"
-        in message
+        "the preset is 'documnt': did you mean 'document'? "
+        "expected one of 'tasks', 'document', 'office', 'quick', 'wide'" in message
     )
     (tmp_path / "etude.yaml").write_text("offise: {scenarios: 7}\n")
     assert "unknown setting 'offise.scenarios' (etude.yaml, line 1): did you mean" in refused(capsys, "config", "show")

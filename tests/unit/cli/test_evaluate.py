@@ -118,8 +118,8 @@ def test_a_policy_of_another_problem_is_refused(finished: Path, tmp_path: Path, 
     file = checkpoints(run / "best")[-1] / "manifest.json"
     file.write_text(file.read_text().replace('"allocation"', '"prompt"'))
     message = refusal(capsys, run)
-    assert "there is no problem 'prompt'" in message
-    assert "workflow, allocation" in message
+    assert "is of the problem 'prompt', which is not installed" in message
+    assert "the entry point 'prompt' in the group etude.problems" in message
 
 
 def test_a_policy_of_another_size_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -149,7 +149,7 @@ def test_forgetting_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: 
 def test_who_opted_out_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     etude("experience", "opt-out", "--user", "u1")
     with package.task("hello", user="u1") as task:
-        assert task.decide("tone", options=["a", "b"]).action in ("a", "b")
+        assert task.decide("tone", options=["a", "b"]) in ("a", "b")
     assert not task.collected
     assert json_output(capsys, "ingest", write("events.jsonl", a_trajectory(1), a_trajectory(2)))["opted_out"] == 1
     assert json_output(capsys, "experience", "stats")["trajectories"] == 1
@@ -182,6 +182,17 @@ def test_the_hook_and_the_commands_meet(capsys: pytest.CaptureFixture[str]) -> N
     assert story["trajectory"]["problem"] == "choice:tone"
     assert [reward.get("revision", 0) for reward in story["rewards"]] == [0, 1]
     assert json_output(capsys, "reward", "explain", task.id)["reward"]["trajectory_id"] == task.id
+
+
+def test_a_rating_of_an_unknown_trajectory_is_kept_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert package.feedback("typo-id", stars=5)
+    assert json_output(capsys, "experience", "stats")["waiting"] == 1
+    assert etude("experience", "stats") == 0
+    assert "ratings whose trajectory has not arrived: 1 " in capsys.readouterr().out
+    with package.task("x", id="typo-id"):
+        ...
+    stats = json_output(capsys, "experience", "stats")
+    assert (stats["waiting"], stats["feedback"]) == (0, 1)
 
 
 def test_a_decision_of_your_own_may_have_any_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ def test_a_missing_library_names_the_extra(tmp_path: Path) -> None:
     assert done.stderr.strip() == "error: this needs 'torch', which is not installed: pip install 'etude[train]'"
 
 
-def test_loading_without_torch_names_the_extra(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; import etude; etude.load('runs/a')"
+def test_loading_without_torch_names_the_extra(finished: Path, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules['torch'] = None; import etude; etude.load({str(finished)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert "MissingExtraError: this needs 'torch'" in done.stderr

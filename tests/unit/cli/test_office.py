@@ -302,27 +302,25 @@ def test_plot(first: Path, second: Path, tmp_path: Path, capsys: Captured) -> No
 def test_phase_2_needs_something_to_continue_from(first: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "run"
     alone = refused(capsys, "train", "workflow", "--phase", "2", "--out", out)
-    assert "phase 2 needs a checkpoint, the planner to continue from, or replay, recorded outcomes" in alone
+    assert "phase 2 needs a checkpoint, the planner to continue from" in alone
     data, _ = write_data(tmp_path / "data")
-    both = refused(capsys, *go_on(first, out, "--data", data, "--replay", data))
-    assert "data and replay: plans are practised on, outcomes are recorded; give one of them" in both
+    recorded = refused(capsys, *go_on(first, out, "--data", data, "--replay", data))
+    assert "use `etude train choice --replay FILE`" in recorded
     assert "none does not exist" in refused(capsys, *go_on(tmp_path / "none", out))
     assert "is not a run" in refused(capsys, *go_on(tmp_path / "data", out))
     assert not out.exists()
 
 
 def test_what_cannot_plan_cannot_be_continued_from(finished: Path, tmp_path: Path, capsys: Captured) -> None:
-    out, router, other = (tmp_path / name for name in ("run", "router", "other"))
+    out, choice, other = (tmp_path / name for name in ("run", "choice", "other"))
     assert "is a policy of 'allocation' that does not plan" in refused(capsys, *go_on(finished, out))
 
-    entries = {"task_types": [{"name": "sum"}], "workers": [{"name": "small"}]}
-    (tmp_path / "catalogue.json").write_text(json.dumps(entries))
-    line = {"task_type": "sum", "outcomes": {"small": {"score": 1.0, "cost_usd": 0.1}}}
-    lines = [json.dumps({"instruction": f"sum {i}", **line}) for i in range(8)]
+    line = {"outcomes": {"small": {"score": 1.0, "cost_usd": 0.1}, "large": {"score": 0.0}}}
+    lines = [json.dumps({"context": f"sum {i}", **line}) for i in range(8)]
     (tmp_path / "outcomes.jsonl").write_text("\n".join(lines))
-    outcomes = ["--phase", "2", "--replay", tmp_path / "outcomes.jsonl", "--encoder", "ngrams", "--out", router]
-    assert etude("train", "workflow", *outcomes, "--quiet") == 0
-    assert "does not plan" in refused(capsys, *go_on(router, out))
+    outcomes = ["--replay", tmp_path / "outcomes.jsonl", "--encoder", "ngrams", "--out", choice]
+    assert etude("train", "choice", *outcomes, "--quiet") == 0
+    assert "does not plan" in refused(capsys, *go_on(choice, out))
 
     data, _ = write_data(tmp_path / "data", 10)
     more = ("--set", "limits.max_nodes=10", "--quiet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import etude as package
 from etude.cli.display import number
+from etude.contracts.errors import ConfigError
 from etude.learning.run_folder import RunFolder
 from etude.problems.workflow.showcase import read_plans
 from tests.language import trained_run
-from tests.tiny import etude
+from tests.tiny import etude, refused
 
 Captured = pytest.CaptureFixture[str]
 
@@ -53,6 +56,56 @@ def test_list_needs_no_torch(finished: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "finished: budget" in done.stdout, done.stderr
     assert done.stdout.endswith("False\n")
+
+
+def test_a_run_of_a_problem_that_is_not_installed_is_listed_and_shown(
+    finished: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    shutil.copytree(finished, tmp_path / "own")
+    rename_problem(tmp_path / "own", "helpdesk")
+    assert "finished: budget" in output(capsys, "runs", "list", tmp_path)
+    shown = output(capsys, "runs", "show", tmp_path / "own")
+    assert "is of the problem 'helpdesk', which is not installed" in shown
+    assert re.search(r"allocation\.horizon +20 +–", shown)
+    assert "evaluations" in shown
+    assert "★" in shown
+    missing = r"own is of the problem 'helpdesk', which is not installed: install the package that has the entry point"
+    with pytest.raises(ConfigError, match=f"{missing} 'helpdesk' in the group etude.problems"):
+        package.load(tmp_path / "own")
+    for command in (("evaluate",), ("runs", "plot")):
+        assert "the problem 'helpdesk', which is not installed" in refused(capsys, *command, tmp_path / "own")
+
+
+def test_a_run_with_settings_of_its_own_is_listed_and_shown(finished: Path, tmp_path: Path, capsys: Captured) -> None:
+    """As a learner of somebody's own leaves it, whose settings have no section `run`."""
+    shutil.copytree(finished, tmp_path / "own")
+    rename_problem(tmp_path / "own", "helpdesk")
+    config = json.loads((tmp_path / "own/config.json").read_text())
+    (tmp_path / "own/config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in ("run", "ppo")}))
+    listed = output(capsys, "runs", "list", tmp_path)
+    assert "unreadable" not in listed
+    assert "finished: budget" in listed
+    assert "allocation.horizon" in output(capsys, "runs", "show", tmp_path / "own")
+
+
+def test_a_package_that_cannot_be_imported_does_not_hide_other_runs(
+    finished: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise ConfigError("the problem 'helpdesk' of helpdesk cannot be imported (ImportError: x): repair it")
+
+    monkeypatch.setattr("etude.problems.table.specs", broken)
+    assert "finished: budget" in output(capsys, "runs", "list", finished.parent)
+    shown = output(capsys, "runs", "show", finished)
+    assert "cannot be imported (ImportError: x)" in shown
+    assert "evaluations" in shown
+
+
+def rename_problem(run: Path, name: str) -> None:
+    """Make a run one of another problem: in its config, and in the manifests of its policies."""
+    for file in (run / "config.json", *run.rglob("manifest.json")):
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps(content | ({"problem": name} if "problem" in content else {})))
 
 
 def test_show_has_settings_progress_evaluations_and_warnings(finished: Path, capsys: Captured) -> None:

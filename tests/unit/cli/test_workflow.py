@@ -166,8 +166,7 @@ def test_evaluation_by_another_catalogue(run: Path, test_data: Path, tmp_path: P
 
 def test_what_cannot_be_evaluated(run: Path, tmp_path: Path, capsys: Captured) -> None:
     alone = refused(capsys, "evaluate", run)
-    assert "did not learn in a simulated world: measure a planner on data, expert workflows" in alone
-    assert "a router on replay, recorded outcomes" in alone
+    assert "did not learn in a simulated world: measure a planner on data, expert workflows, or on a dataset" in alone
     assert "cannot be read" in refused(capsys, "evaluate", run, "--data", tmp_path / "none.json")
     (tmp_path / "bad.json").write_text('[{"instruction": "x"}]')
     assert "record 0" in refused(capsys, "evaluate", run, "--data", tmp_path / "bad.json")
@@ -255,66 +254,6 @@ def test_a_checkpoint_and_an_artefact_anywhere_plan_too(run: Path, tmp_path: Pat
     assert json_output(capsys, "plan", tmp_path / "anywhere", TEXT) == json_output(capsys, "plan", run, TEXT)
 
 
-WORKERS = {"workers": [{"name": "small", "usd_per_call": 0.001}, {"name": "large", "usd_per_call": 0.01}]}
-
-
-def write_outcomes(folder: Path, count: int) -> tuple[Path, Path]:
-    """Sums are done as well by the small one, proofs by the large one alone."""
-    folder.mkdir(exist_ok=True)
-    (folder / "catalogue.json").write_text(json.dumps({"task_types": [{"name": "sum"}, {"name": "prove"}], **WORKERS}))
-    lines = []
-    for i in range(count):
-        kind, small = ("sum", 1.0) if i % 2 else ("prove", 0.0)
-        outcomes = {"small": {"score": small, "cost_usd": 0.001}, "large": {"score": 1.0, "cost_usd": 0.01}}
-        lines.append(json.dumps({"instruction": f"{kind} of {i}", "task_type": kind, "outcomes": outcomes}))
-    (folder / "outcomes.jsonl").write_text("\n".join(lines) + "\n")
-    return folder / "outcomes.jsonl", folder / "catalogue.json"
-
-
-def test_who_answers_what_is_learned_from_recorded_outcomes(tmp_path: Path, capsys: Captured) -> None:
-    outcomes, _ = write_outcomes(tmp_path, 40)
-    out = tmp_path / "run"
-    flags = ["--phase", "2", "--replay", outcomes, "--encoder", "ngrams", "--out", out]
-    assert etude("train", "workflow", *flags) == 0
-    shown = capsys.readouterr().out
-    assert "learning who answers what from 40 queries" in shown
-    assert "alone, large would be best" in shown
-    assert shown.splitlines()[-1] == f"next: etude evaluate {out} --replay outcomes.jsonl"
-    ended = json_output(capsys, "train", "workflow", *flags)  # finished: it says so again
-    assert (ended["run"], ended["best_single"], ended["queries"]) == (str(out), "large", 40)
-    assert ended["unit_usd"] > 0
-    assert etude("evaluate", out, "--replay", outcomes, "--json") == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["score"] == result["baselines"]["oracle"]["score"] == 1.0
-    assert result["best_single_worker"] == "large"
-    assert result["at_best_single"]["score"] == 1.0
-    assert result["at_best_single"]["cost_share"] == pytest.approx(0.55)  # half of them at a tenth of the price
-    assert len(result["curve"]) > 2
-    assert etude("evaluate", out, "--replay", outcomes) == 0
-    assert "policy at best_single's score" in capsys.readouterr().out
-    assert etude("runs", "show", out) == 0
-    assert "does not plan" in refused(capsys, "plan", out, TEXT)
-    assert "a router on replay, recorded outcomes" in refused(capsys, "evaluate", out)
-
-
-def test_what_each_score_costs_is_drawn(tmp_path: Path, capsys: Captured) -> None:
-    outcomes, _ = write_outcomes(tmp_path, 40)
-    out, page = tmp_path / "<run>", tmp_path / "new" / "curve.html"
-    flags = ["--phase", "2", "--replay", outcomes, "--encoder", "ngrams", "--out", out]
-    assert etude("train", "workflow", *flags) == 0
-    capsys.readouterr()
-    assert etude("evaluate", out, "--replay", outcomes, "--plot", page) == 0
-    assert f"drawn in {page}" in capsys.readouterr().out
-    drawn = page.read_text("utf-8")
-    result = json_output(capsys, "evaluate", out, "--replay", outcomes, "--plot", page)  # JSON alone on stdout
-    assert page.read_text("utf-8") == drawn
-    assert f"<title>AIQ {result['aiq']:.4f} · cost and quality of &lt;run&gt;</title>" in drawn
-    assert all(f">{name}</span>" in drawn for name in ("policy", "best_single", "cheapest", "random", "oracle"))
-    for wrong in (tmp_path / "curve.svg", tmp_path / "curve", tmp_path):
-        assert "expected the name of a page" in refused(capsys, "evaluate", out, "--replay", outcomes, "--plot", wrong)
-    assert "--plot goes with --replay" in refused(capsys, "evaluate", out, "--plot", page)
-
-
 def test_only_choices_on_outcomes_are_drawn(run: Path, finished: Path, test_data: Path, capsys: Captured) -> None:
     for flags in ([run, "--data", test_data], [run], [finished]):
         assert "--plot goes with --replay" in refused(capsys, "evaluate", *flags, "--plot", "curve.html")
@@ -323,59 +262,40 @@ def test_only_choices_on_outcomes_are_drawn(run: Path, finished: Path, test_data
     assert not Path("curve.html").exists()
 
 
-def test_outcomes_cannot_be_chosen_by_a_planner_nor_learned_from_a_broken_file(
-    run: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    outcomes, _ = write_outcomes(tmp_path, 4)
-    expected = refused(capsys, "evaluate", run, "--replay", outcomes)
-    assert "is not a router: give a run that learned from recorded outcomes" in expected
-    outcomes.write_text('{"instruction": "x"\n')
-    message = refused(capsys, "train", "workflow", "--phase", "2", "--replay", outcomes, "--out", tmp_path / "run")
-    assert "line 1" in message
+def test_outcomes_are_learned_from_by_choices(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    data, _ = write_data(tmp_path / "data")
+    out = tmp_path / "run"
+    for more in (["--phase", "2"], ["--data", data], ["--method", "practise"], ["--checkpoint", run]):
+        message = refused(capsys, "train", "workflow", "--replay", data, "--out", out, *more)
+        assert "use `etude train choice --replay FILE`" in message
+    assert "is a policy of 'workflow', which is not measured on replay" in refused(
+        capsys, "evaluate", run, "--replay", data
+    )
+    assert not out.exists()
 
 
 def test_flags_of_the_other_phase_are_refused(run: Path, tmp_path: Path, capsys: Captured) -> None:
-    outcomes, _ = write_outcomes(tmp_path, 4)
     data, _ = write_data(tmp_path / "data")
     out = tmp_path / "run"
-    both = ["--data", data, "--replay", outcomes, "--out", out]
-    assert "give one of them" in refused(capsys, "train", "workflow", "--phase", "2", *both)
-    assert "are for phase 2" in refused(capsys, "train", "workflow", "--phase", "1", *both)
-    assert "are for phase 2" in refused(capsys, *command(data, out, "--checkpoint", run))
+    assert "checkpoint is for phase 2" in refused(capsys, *command(data, out, "--checkpoint", run))
     assert "phase is 3: expected 1, learning from experts, or 2" in refused(capsys, "train", "workflow", "--phase", "3")
     assert not out.exists()
 
 
 METHODS = [
-    (["--method", "sarsa"], "does not learn by 'sarsa': expected one of imitate, practise, from-logs, route"),
+    (["--method", "sarsa"], "does not learn by 'sarsa': expected one of imitate, practise, from-logs"),
     (
         ["--method", "imitate", "--phase", "2", "--checkpoint", "x"],
         "the method is 'imitate', but the other options are of",
     ),
     (["--method", "from-logs"], "the method is 'from-logs', but the other options are of 'imitate'"),
-    (["--method", "route"], "needs a checkpoint, the planner to continue from, or replay, recorded outcomes"),
     (["--method", "practise"], "needs a checkpoint"),
-    (["--method", "practise", "--replay", "x"], "the method is 'practise', but the other options are of 'route'"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "message"), METHODS)
 def test_a_method_and_the_other_options_agree(flags: list[str], message: str, capsys: Captured) -> None:
     assert message in refused(capsys, "train", "workflow", *flags)
-
-
-def test_a_method_may_stand_for_its_phase(tmp_path: Path, capsys: Captured) -> None:
-    outcomes, _ = write_outcomes(tmp_path, 40)
-    flags = ["--method", "route", "--replay", outcomes, "--encoder", "ngrams", "--out", tmp_path / "run"]
-    assert json_output(capsys, "train", "workflow", *flags)["best_single"] == "large"
-
-
-def test_a_router_reads_text_as_the_planner_it_is_given(run: Path, tmp_path: Path) -> None:
-    outcomes, _ = write_outcomes(tmp_path, 40)
-    out = tmp_path / "run"
-    flags = ["--phase", "2", "--replay", outcomes, "--checkpoint", run, "--out", out, "--quiet"]
-    assert etude("train", "workflow", *flags) == 0
-    assert RunFolder(out).config()["planner"]["encoder"] == "ngrams"
 
 
 def test_the_document_preset_reaches_the_run(tmp_path: Path) -> None:

@@ -89,11 +89,22 @@ def test_values() -> None:
     assert certainty(None) == certainty(Baseline(method="none")) == 1.0
 
 
-@given(numbers, numbers, st.floats(0, MAX_MAGNITUDE), numbers)
-def test_any_value_is_from_0_to_1(raw: float, mean: float, std: float, low: float) -> None:
+def test_differences_below_the_floor_hardly_count() -> None:
+    zscore = Baseline(method="zscore", count=50, mean=10.0, std=0.001, floor=1.0)
+    assert compared(10.01, zscore) == pytest.approx(0.5, abs=0.01)
+    assert compared(11.0, zscore) == pytest.approx(1 / (1 + math.exp(-1)))
+    minmax = Baseline(method="minmax", count=50, low=9.99, high=10.01, floor=1.0)
+    assert [compared(x, minmax) for x in (8.5, 9.0, 10.0, 10.5, 11.0, 12.0)] == pytest.approx([0, 0, 0.5, 0.75, 1, 1])
+    wide = Baseline(method="minmax", count=50, low=0.0, high=20.0, floor=1.0)
+    assert compared(5.0, wide) == 0.25
+    assert compared(3.0, Window(100, [3.0] * 50).baseline("minmax", 1.0)) == 0.5
+
+
+@given(numbers, numbers, st.floats(0, MAX_MAGNITUDE), numbers, st.floats(0, MAX_MAGNITUDE))
+def test_any_value_is_from_0_to_1(raw: float, mean: float, std: float, low: float, floor: float) -> None:
     for baseline in (
-        Baseline(method="zscore", count=50, mean=mean, std=std),
-        Baseline(method="minmax", count=50, low=min(low, mean), high=max(low, mean)),
+        Baseline(method="zscore", count=50, mean=mean, std=std, floor=floor),
+        Baseline(method="minmax", count=50, low=min(low, mean), high=max(low, mean), floor=floor),
     ):
         assert 0 <= compared(raw, baseline) <= 1
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.adapters.memory import MemoryStore
 from etude.adapters.objects import FolderBlobs
 from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import ConfigError, DatasetError
@@ -37,6 +36,7 @@ from etude.experience.datasets import (
 )
 from etude.experience.datasets.manifest import is_logged, open_manifest, sealed
 from etude.experience.datasets.sampling import Columns, draw
+from tests.memory_store import MemoryStore
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
@@ -473,6 +473,8 @@ def test_laws_of_sampling(data: st.DataObject, split: Any, deduplicate: bool) ->
         outcome=np.arange(n) % 3,
         policy=np.arange(n) % 2,
         size=np.full(n, 1000),
+        decisions=np.ones(n, np.int64),
+        logged=np.ones(n, np.int64),
         task_types=np.zeros(0, np.uint64),
         likeness=np.array(data.draw(st.lists(st.integers(0, 30), min_size=n, max_size=n)), np.uint64),
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from etude.adapters.memory_bus import MemoryBus
 from etude.adapters.nats import NatsBus
 from etude.adapters.outbox import Outbox
 from etude.contracts.bus import EventBus, Message
 from etude.contracts.errors import BusError, RefusedError
 from etude.contracts.subjects import REWARDS, TRAJECTORIES
 from etude.experience.forward import GROUP, forward
+from tests.memory_bus import MemoryBus
 from tests.servers.nats import NatsServer, find_nats_server
 
 SUBJECT = "agent.rl.trajectory.v1"

@@ -11,8 +11,6 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from etude.adapters.memory import MemoryStore
-from etude.adapters.memory_bus import MemoryBus
 from etude.contracts.bus import Message, message_of
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
@@ -25,6 +23,8 @@ from etude.experience.definitions import BUILT_IN
 from etude.experience.ingest import GROUP, Counts, Ingest, Refused, consume, publisher
 from etude.experience.redact import RedactionConfig
 from etude.experience.rewards import Rewarder
+from tests.memory_bus import MemoryBus
+from tests.memory_store import MemoryStore
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

@@ -101,10 +101,21 @@ class TestDefinitions:
     def test_hashes_of_what_is_built_in_never_change(self) -> None:
         """Rewards are stored with them: who changes a definition gives it another version."""
         assert {version: built.hash for version, built in BUILT_IN.items()} == {
-            1: "4684931f5438672c",
+            1: "a3880bbe4256cf8a",
             2: "617c3b036c1865b5",
-            3: "01bc955fd1bfcd0a",
+            3: "7ddc7e8b787534a9",
         }
+
+    def test_a_store_keeps_its_definition_when_a_built_in_one_changes(self, store: ExperienceStore) -> None:
+        """As stores have it that were made when efficiency had no floor."""
+        tree = msgspec.to_builtins(BALANCED)
+        for component in tree["components"]:
+            del component["floor"]
+        store.put(DEFINITIONS, "000000001", msgspec.json.encode(tree))
+        kept = find_definition(store, 1)
+        assert kept.hash == "4684931f5438672c"
+        assert [component.floor for component in kept.components] == [0.0] * 4
+        add_definition(store, kept)
 
     def test_weights_are_shares_of_their_sum(self) -> None:
         own = definition(
@@ -135,6 +146,8 @@ class TestDefinitions:
             ({"source": "execution", "terms": {"succes": 1}}, "unknown term 'succes' .*did you mean 'success'"),
             ({"source": "execution", "terms": {"cost_unit_usd": 0}}, "term cost_unit_usd is 0"),
             ({"window": 3}, "Expected `int` >= 10"),
+            ({"floor": 0.1}, r"floor is 0\.1, but nothing is compared: set `normalise`"),
+            ({"floor": -1, "normalise": "zscore"}, "Expected `float` >= 0"),
         ],
     )
     def test_what_is_wrong_is_said(self, change: dict[str, Any], message: str) -> None:
@@ -291,6 +304,29 @@ class TestRewarding:
         assert (found.id, found.version, found.revision, found.reason) == ("t30:r1.0", 1, 0, "ingested")
         assert found.definition == BALANCED.hash
         assert decode(encode(found)) == found
+
+    @pytest.mark.parametrize("definition", [BALANCED, AUDITED])
+    def test_jitter_of_latency_and_cost_does_not_count(self, definition: RewardDefinition) -> None:
+        rewarder = Rewarder(definition)
+        for i in range(40):  # a quick step: 0.1 ms, give or take some microseconds
+            rewarder.reward(trajectory(i, cost_usd=1e-7 * (i % 3), latency_ms=0.1 + 0.001 * (i % 7)), (), time=START)
+        slower = part(rewarder.reward(trajectory(40, cost_usd=0.0, latency_ms=0.26), (), time=START), "efficiency")
+        assert slower.value == pytest.approx(0.5, abs=0.02)
+        much_slower = rewarder.reward(trajectory(41, cost_usd=0.0, latency_ms=60.0), (), time=START)
+        assert (part(much_slower, "efficiency").value or 0.0) < 0.05
+
+    @pytest.mark.parametrize("definition", [BALANCED, AUDITED])
+    def test_a_fifth_more_or_less_counts(self, definition: RewardDefinition) -> None:
+        def value(by: float) -> float:
+            rewarder = Rewarder(definition)
+            for i in range(40):
+                rewarder.reward(trajectory(i, cost_usd=0.02, latency_ms=2000.0 + i % 5), (), time=START)
+            found = rewarder.reward(trajectory(40, cost_usd=0.02 * by, latency_ms=2000.0 * by), (), time=START)
+            return part(found, "efficiency").value or 0.0
+
+        assert value(0.8) > 0.9
+        assert value(1.0) == pytest.approx(0.5, abs=0.02)
+        assert value(1.25) < 0.1
 
     def test_what_is_missing_gives_its_weight_to_the_rest(self) -> None:
         found = Rewarder(BALANCED).reward(trajectory(quality=None, cost_usd=None, latency_ms=None), (), time=START)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from etude.learning.evaluate import EVALUATION_SEED, actor_of, evaluate, greedy, sampled
+from etude.learning.evaluate import EVALUATION_SEED, evaluate, greedy, sampled
 from etude.problems.allocation.network import NetworkConfig
 from etude.problems.allocation.problem import AllocationProblem
 from etude.problems.allocation.world import AllocationConfig
@@ -143,8 +143,6 @@ def test_greedy_ignores_the_generator_and_sampled_follows_it() -> None:
     assert torch.equal(chosen(greedy(net), 1), chosen(greedy(net), 2))
     assert torch.equal(chosen(sampled(net), 1), chosen(sampled(net), 1))
     assert not torch.equal(chosen(sampled(net), 1), chosen(sampled(net), 2))
-    assert torch.equal(chosen(actor_of(net), 1), chosen(greedy(net), 1))
-    assert torch.equal(chosen(actor_of(net, stochastic=True), 1), chosen(sampled(net), 1))
 
 
 def test_evaluation_does_not_touch_the_weights() -> None:

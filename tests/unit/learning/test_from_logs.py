@@ -174,7 +174,7 @@ def test_the_best_estimate_on_held_out_logs_chooses_the_policy(algorithm: str, t
     for update in run.updates():
         updates.append(update)
         if update.is_best:
-            weights = {name: value.clone() for name, value in learner_of(run).passes.best.weights.items()}
+            weights = {name: value.clone() for name, value in learner_of(run).passes.best_weights.items()}
     judged = {u.step: u.metrics["estimate"] for u in updates if u.step > 1 or algorithm != "ppo"}
     assert [u.score for u in updates if u.step in judged] == list(judged.values())
     best = max(judged, key=judged.__getitem__)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from etude.contracts.errors import WorkersError
 from etude.contracts.work import Fault, Verdict
-from etude.orchestrator.crew import MAX_DOWN_IN_A_ROW, MAX_REST_S, REST_S, Crew, Member, enlist
+from etude.orchestrator.crew import MAX_DOWN_IN_A_ROW, MAX_REST_S, REST_S, Crew, Member
 from etude.orchestrator.virtual_time import run_virtually
+from etude.orchestrator.workers_file import enlist
 from etude.problems.catalogue import Catalogue, Worker
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS
 from etude.problems.workflow.office.world import MEMORY

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import stdtrit
 
 from etude.evidence.intervals import estimate_share
-from etude.orchestrator.metrics import Tally, is_valid, summarise
+from etude.orchestrator.metrics import is_valid, summarise
 from etude.orchestrator.record import Execution, Graph, PlannerOutputs
 from tests.unit.orchestrator.lines import CATALOGUE, attempt, corrected, execution, executions, node
 
@@ -56,8 +56,8 @@ def test_the_document_s_metrics() -> None:
     assert summary.latency_ms.mean == pytest.approx(1300 / 3)
     assert summary.reward.mean == pytest.approx(5.0)
     assert (summary.validity.mean, summary.validity.count) == (1.0, 3)
-    assert summary.corrections.mean == pytest.approx(1.0)
-    assert (summary.attempts.mean, summary.attempts.count) == pytest.approx((8 / 5, 5))
+    assert summary.corrections_per_workflow.mean == pytest.approx(1.0)
+    assert (summary.attempts_per_node.mean, summary.attempts_per_node.count) == pytest.approx((8 / 5, 5))
     assert summary.ended == {"done": 2, "deadline": 1}
 
 
@@ -174,16 +174,12 @@ def test_whatever_was_logged_is_summed(many: list[Execution]) -> None:
         assert sum(fault.corrections.values()) == fault.count
 
 
-def test_a_tally_tells_at_any_time_and_keeps_no_history() -> None:
-    tally = Tally(CATALOGUE)
-    tally.add(MIXED[0])
-    assert tally.summary().count == 1
+def test_of_each_execution_only_numbers_are_held() -> None:
     tracemalloc.start()
     try:
-        for _ in range(1_000):
-            tally.add(MIXED[1])
-        assert tracemalloc.get_traced_memory()[0] < 50_000
+        summary = summarise((MIXED[1] for _ in range(1_000)), CATALOGUE)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-    assert tally.summary().count == 1_001
-    assert tally.summary().workers["large"].calls == 2_000
+    assert summary.count == 1_000
+    assert summary.workers["large"].calls == 2_000

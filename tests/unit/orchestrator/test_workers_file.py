@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from etude.contracts.errors import WorkersError
 from etude.contracts.work import Input, Subtask
 from etude.orchestrator import workers_file as module
+from etude.orchestrator.crew import Crew
 from etude.orchestrator.workers.openai import OpenAIWorker
 from etude.orchestrator.workers_file import WorkersFile, read_workers, unreachable_workers
 from etude.problems.catalogue import TaskType
@@ -82,40 +83,51 @@ def subtask(task_type: str = "count", output: Any = "one two three") -> Subtask:
     return Subtask(workflow="w", node=0, attempt=1, instruction="Do it", task_type=task_type, inputs=made)
 
 
+def crew_of(file: WorkersFile) -> Crew:
+    assert file.crew is not None
+    return file.crew
+
+
+def executed(file: WorkersFile) -> tuple[dict[str, int | None], dict[str, float]]:
+    """Of each worker, attempts at once and the seconds of one."""
+    members = {member.entry.name: member for member in crew_of(file).members}
+    return {n: m.concurrency for n, m in members.items()}, {n: m.timeout_s for n, m in members.items()}
+
+
 def test_a_file_becomes_a_catalogue_workers_and_limits(tmp_path: Path) -> None:
     text = GOOD.replace(
         "    model:", "    usd_per_mtok_in: 1e-1\n    task_types: [count]\n    timeout_s: 7\n    model:"
     )
     file = read(tmp_path, text + "timeout_s: 9\nhuman: yes\n")
-    assert file.catalogue is not None
-    assert file.catalogue.task_types == (
+    assert file.crew is not None
+    assert file.crew.catalogue.task_types == (
         TaskType(name="count", description="Count words"),
         TaskType(name="summarise", description="Write a summary"),
     )
-    assert file.catalogue.workers == (
+    assert file.crew.catalogue.workers == (
         Entry(name="wc"),
         Entry(name="small", usd_per_mtok_in=0.1, task_types=("count",)),
     )
-    assert {name: found.name for name, found in file.workers.items()} == {"wc": "wc", "small": "small"}
+    assert {name: found.name for name, found in file.crew.workers.items()} == {"wc": "wc", "small": "small"}
     assert file.limits == Limits(max_cost_usd=0.5)
-    assert (file.concurrency, file.timeout_s) == ({"wc": 8, "small": 8}, {"wc": 9.0, "small": 7.0})
-    assert (file.human, file.judge, file.verifiers, file.simulated) == (True, None, {}, None)
+    assert executed(file) == ({"wc": 8, "small": 8}, {"wc": 9.0, "small": 7.0})
+    assert (file.human, file.crew.judge, file.crew.verifiers, file.simulated) == (True, None, {}, None)
 
 
 def test_keys_of_the_catalogue_and_of_the_executor_are_taken(tmp_path: Path) -> None:
     keys = "description: d\nusd_per_call: 0.1\nlatency_ms: 3\nsuccess_rate: 0.5\nquota: 4\nsize: small\nconcurrency: 2"
     file = read(tmp_path, worker(f"kind: command\ncommand: [wc]\n{keys}"))
-    assert file.catalogue is not None
-    assert file.catalogue.workers == (
+    assert file.crew is not None
+    assert file.crew.catalogue.workers == (
         Entry(name="w", description="d", usd_per_call=0.1, latency_ms=3, success_rate=0.5, quota=4, size="small"),
     )
-    assert (file.concurrency, file.timeout_s, file.human) == ({"w": 2}, {"w": 60.0}, False)
+    assert (*executed(file), file.human) == ({"w": 2}, {"w": 60.0}, False)
 
 
 def test_an_openai_worker_gets_its_prompts_prices_and_key(tmp_path: Path) -> None:
     more = "    usd_per_mtok_out: 1.0\n    max_tokens: 500000\n    extra: {seed: null}\n    api_key_env: MY_KEY\n"
     file = read(tmp_path, GOOD.replace("    prompts:", f"{more}    prompts:"), MY_KEY="k")
-    small = file.workers["small"]
+    small = crew_of(file).workers["small"]
     assert isinstance(small, OpenAIWorker)
     assert small.rendered(subtask("summarise")) == "Summarise: one two three"
     assert "Your step: count" in small.rendered(subtask())
@@ -125,7 +137,7 @@ def test_an_openai_worker_gets_its_prompts_prices_and_key(tmp_path: Path) -> Non
 def test_the_key_is_taken_from_the_environment_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, GOOD.replace("    prompts:", "    api_key_env: ETUDE_TEST_KEY\n    prompts:"))
     monkeypatch.setenv("ETUDE_TEST_KEY", "k")
-    assert "small" in read_workers(path).workers
+    assert "small" in crew_of(read_workers(path)).workers
     monkeypatch.delenv("ETUDE_TEST_KEY")
     with pytest.raises(WorkersError, match="'ETUDE_TEST_KEY' is not set"):
         read_workers(path)
@@ -158,7 +170,7 @@ def test_workers_of_every_kind_work_in_the_folder_of_the_file(tmp_path: Path, mo
     assert sys.path == before
 
     async def outputs() -> list[Any]:
-        return [(await each.do(subtask())).output for each in file.workers.values()]
+        return [(await each.do(subtask())).output for each in crew_of(file).workers.values()]
 
     assert asyncio.run(outputs()) == ["from the folder", "DO IT", "recorded"]
 
@@ -180,7 +192,7 @@ def test_verifiers_say_what_is_a_success(tmp_path: Path, lines: str, good: Any, 
     (tmp_path / "of_a_number.json").write_text('{"type": "number"}')
     (tmp_path / "checks_of_this_test.py").write_text("def short(output): return len(output) < 5\n")
     (tmp_path / "is_three.py").write_text("import sys\nsys.exit(sys.stdin.read() != '3')\n")
-    verifier = read(tmp_path, verify(lines)).verifiers["count"]
+    verifier = crew_of(read(tmp_path, verify(lines))).verifiers["count"]
 
     async def verdicts() -> tuple[bool, bool]:
         return (await verifier(subtask(), good)).ok, (await verifier(subtask(), bad)).ok
@@ -190,27 +202,28 @@ def test_verifiers_say_what_is_a_success(tmp_path: Path, lines: str, good: Any, 
 
 def test_a_plain_question_takes_the_place_of_the_usual_one(tmp_path: Path) -> None:
     judge = "judge: {url: http://localhost:1/v1, model: m, question: 'Is it funny?'}"
-    verifier: Any = read(tmp_path, verify(judge)).verifiers["count"]
+    verifier: Any = crew_of(read(tmp_path, verify(judge))).verifiers["count"]
     asked = verifier._question.render(subtask(), output="a joke")
     assert "Is it funny? Answer with JSON" in asked
     assert "a joke" in asked
-    whole: Any = read(tmp_path, verify(judge.replace("Is it funny?", "Rate {output}"))).verifiers["count"]
+    whole: Any = crew_of(read(tmp_path, verify(judge.replace("Is it funny?", "Rate {output}")))).verifiers["count"]
     assert whole._question.render(subtask(), output="a joke") == "Rate a joke"
 
 
 def test_a_verifier_at_the_top_judges_the_workflow(tmp_path: Path) -> None:
     file = read(tmp_path, GOOD + "verify: {regex: well}\n")
-    assert file.judge is not None
-    assert file.verifiers == {}
-    assert asyncio.run(file.judge(subtask(), "done well")).ok  # type: ignore[arg-type]
+    judge = crew_of(file).judge
+    assert judge is not None
+    assert crew_of(file).verifiers == {}
+    assert asyncio.run(judge(subtask(), "done well")).ok  # type: ignore[arg-type]
 
 
 def test_task_types_may_come_from_a_catalogue(tmp_path: Path) -> None:
     (tmp_path / "catalogue.json").write_text('{"task_types": [{"name": "count", "description": "Count"}]}')
     text = "catalogue: catalogue.json\nworkers:\n  w: {kind: command, command: [wc], task_types: [count]}\n"
     file = read(tmp_path, text)
-    assert file.catalogue is not None
-    assert file.catalogue.task_types == (TaskType(name="count", description="Count"),)
+    assert file.crew is not None
+    assert file.crew.catalogue.task_types == (TaskType(name="count", description="Count"),)
     assert refusal(tmp_path, text + "task_types: {a: b}\n").startswith("workers.yaml:4: task_types: are there twice")
     missing = refusal(tmp_path, text.replace("catalogue.json", "none.json"))
     assert missing.startswith(f"workers.yaml:1: catalogue: {tmp_path}/none.json: cannot be read (No such file")
@@ -223,7 +236,7 @@ def test_task_types_may_come_from_a_catalogue(tmp_path: Path) -> None:
 def test_the_simulated_office_comes_in_place_of_workers(tmp_path: Path) -> None:
     file = read(tmp_path, "simulated: {skill_seed: 3}\nlimits: {max_attempts: 2}\nhuman: true\n")
     assert file.simulated == {"skill_seed": 3, "scenario_seed": 0}
-    assert (file.catalogue, file.workers, file.limits.max_attempts, file.human) == (None, {}, 2, True)
+    assert (file.crew, file.limits.max_attempts, file.human) == (None, 2, True)
     wrong = refusal(tmp_path, "simulated: {}\nworkers:\n  w: {kind: command}\n")
     assert wrong.startswith("workers.yaml:2: workers: is there together with `simulated`")
     assert "did you mean 'skill_seed'?" in refusal(tmp_path, "simulated: {skillseed: 3}\n")
@@ -551,7 +564,7 @@ def test_some_that_cannot_be_reached_are_named_and_all_of_them_are_an_error(tmp_
 
 def test_the_example_works_without_a_network() -> None:
     file = read_workers(EXAMPLES / "workers.yaml", env={})
-    assert set(file.workers) == {"small-model", "wc", "words", "tape"}
+    assert set(crew_of(file).workers) == {"small-model", "wc", "words", "tape"}
     assert file.limits == Limits(max_cost_usd=0.5, max_time_ms=120_000, max_attempts=3)
 
     async def run() -> dict[str, tuple[Any, bool]]:
@@ -559,8 +572,8 @@ def test_the_example_works_without_a_network() -> None:
         found = {}
         for name, task_type in asked.items():
             given = subtask(task_type, "small steps and small checks")
-            output = (await file.workers[name].do(given)).output
-            found[name] = output, (await file.verifiers[task_type](given, output)).ok
+            output = (await crew_of(file).workers[name].do(given)).output
+            found[name] = output, (await crew_of(file).verifiers[task_type](given, output)).ok
         return found
 
     found = asyncio.run(run())
@@ -607,7 +620,7 @@ def test_any_value_anywhere_is_taken_or_refused_with_a_line(
     reported = ""
     try:
         file = read_workers(path, env={})
-        assert file.simulated is not None or all(math.isfinite(limit) for limit in file.timeout_s.values())
+        assert file.simulated is not None or all(math.isfinite(limit) for limit in executed(file)[1].values())
     except WorkersError as error:
         reported = str(error)
     assert re.match(rf"{re.escape(str(path))}:\d+: |$", reported)

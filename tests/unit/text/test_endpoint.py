@@ -151,14 +151,6 @@ def test_another_width_is_refused(service: Service) -> None:
         encoder.tokens(["a"])
 
 
-def test_shorter_vectors_are_asked_for(service: Service) -> None:
-    encoder = endpoint(service, dimensions=3)
-    assert encoder.width == 3
-    assert service.asked == []
-    encoder.tokens(["a"])
-    assert service.asked[0]["dimensions"] == 3
-
-
 def test_blank_texts_are_not_sent_and_long_ones_cut(service: Service) -> None:
     blank, long = endpoint(service, max_bytes=10).tokens([" ", "é" * 100])
     assert not blank.any()

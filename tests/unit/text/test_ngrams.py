@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.text.ngrams import COLUMNS, NGramEncoder, ngram_counts, words
+from etude.text.ngrams import COLUMNS, NGramEncoder, words
 from etude.text.sentence import sentences
+from etude.text.tfidf import count_matrix
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_unrelated_words_are_near_orthogonal() -> None:
     assert cosines.std() < 0.1
 
 
-CODE = "from etude.text.ngrams import *; print(ngram_counts(['a stable hash']).indices.tolist())"
+CODE = "from etude.text.tfidf import *; print(count_matrix(['a stable hash']).indices.tolist())"
 
 
 def test_the_hash_is_the_same_in_every_process() -> None:
@@ -75,23 +76,23 @@ def test_the_hash_is_the_same_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert outputs == {f"{ngram_counts(['a stable hash']).indices.tolist()}\n"}
+    assert outputs == {f"{count_matrix(['a stable hash']).indices.tolist()}\n"}
 
 
 def test_vectors_are_these_on_every_machine() -> None:
     (tokens,) = NGramEncoder(8).tokens(["étude"])
     # étude: the sum of 10 n-grams and the word, at unit length
     np.testing.assert_allclose(tokens[0] * np.sqrt(19), [-2, 2, 1, 1, 0, -2, -2, 1], atol=1e-5)
-    assert ngram_counts(["étude"]).indices.tolist() == [24465, 66814, 77423, 130798, 174341]
+    assert count_matrix(["étude"]).indices.tolist() == [24465, 66814, 77423, 130798, 174341]
 
 
 def dense(texts: list[str]) -> np.ndarray:
-    counts = ngram_counts(texts)
+    counts = count_matrix(texts)
     matrix = np.zeros(counts.shape, np.float32)
     for row in range(len(texts)):
         part = slice(counts.indptr[row], counts.indptr[row + 1])
         assert (np.diff(counts.indices[part]) > 0).all()
-        matrix[row, counts.indices[part]] = counts.values[part]
+        matrix[row, counts.indices[part]] = counts.data[part]
     return matrix
 
 
@@ -105,18 +106,18 @@ def test_counts_are_of_words_bigrams_and_characters() -> None:
 
 
 def test_counts_of_nothing() -> None:
-    assert ngram_counts([]).shape == (0, COLUMNS)
-    empty = ngram_counts(["", "a", "?"])
+    assert count_matrix([]).shape == (0, COLUMNS)
+    empty = count_matrix(["", "a", "?"])
     assert empty.indptr.tolist() == [0, 0, 1, 1]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=()), max_size=40), max_size=5))
 def test_counts_of_any_texts_are_a_sparse_matrix(texts: list[str]) -> None:
-    counts = ngram_counts(texts)
-    assert [array.dtype.name for array in (counts.values, counts.indices)] == ["float32", "int32"]
+    counts = count_matrix(texts)
+    assert [array.dtype.name for array in (counts.data, counts.indices)] == ["float32", "int32"]
     assert counts.shape == (len(texts), COLUMNS)
-    assert counts.indptr[-1] == len(counts.values) == len(counts.indices)
-    assert (counts.values >= 1).all()
+    assert counts.indptr[-1] == len(counts.data) == len(counts.indices)
+    assert (counts.data >= 1).all()
     assert ((counts.indices >= 0) & (counts.indices < COLUMNS)).all()
 
 
@@ -128,8 +129,8 @@ def test_a_tf_idf_kernel_finds_the_nearest_instruction() -> None:
         "Deploy the service to the staging cluster",
         "translate these two letters to french please",
     ]
-    counts = ngram_counts(texts)
-    matrix = sparse.csr_array((counts.values, counts.indices, counts.indptr), shape=counts.shape)
+    counts = count_matrix(texts)
+    matrix = sparse.csr_array((counts.data, counts.indices, counts.indptr), shape=counts.shape)
     idf = np.log(len(texts) / np.maximum(1, np.bincount(counts.indices, minlength=COLUMNS))) + 1
     weighted = matrix.multiply(idf[None]).tocsr()
     kernel = (weighted @ weighted.T).toarray()
@@ -142,5 +143,5 @@ def test_three_thousand_instructions_within_two_seconds() -> None:
     known = [bytes(row[: 2 + i % 9]).decode() for i, row in enumerate(letters)]
     texts = [" ".join(known[i] for i in row) for row in rng.integers(0, len(known), (3000, 40))]
     begin = time.process_time()
-    assert ngram_counts(texts).values.sum() > 3000 * 40 * 2
+    assert count_matrix(texts).data.sum() > 3000 * 40 * 2
     assert time.process_time() - begin < 2

@@ -145,7 +145,6 @@ def test_names_tell_vectors_apart() -> None:
         CachedEncoder(NGramEncoder(), Path("unused")).name,
         *(EndpointEncoder(url, "m").name for url in ("http://a/v1", "http://b/v1")),
         EndpointEncoder("http://a/v1", "n").name,
-        EndpointEncoder("http://a/v1", "m", dimensions=8).name,
         EndpointEncoder("http://a/v1", "m", max_bytes=100).name,
     ]
     assert len(set(names)) == len(names)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
-import sys
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
@@ -14,21 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from etude.cli.display import console, print_json
+from etude.cli.display import console, print_command, print_json, print_warning
 from etude.cli.orchestrator.execution_display import summary_tables
-from etude.cli.orchestrator.run import (
-    Strict,
-    Unredacted,
-    UserOption,
-    WorkersOption,
-    check_workers,
-    prepare_log,
-    warn,
-)
+from etude.cli.orchestrator.run import Strict, Unredacted, UserOption, WorkersOption, check_workers, prepare_log
 from etude.contracts.errors import LogError
 from etude.orchestrator.executor import Orchestrator, Result
 from etude.orchestrator.log import ExecutionLog, read_log
-from etude.orchestrator.metrics import Tally
+from etude.orchestrator.metrics import summarise
 from etude.orchestrator.record import Execution
 from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workplace import Workplace, instructions_for, make_decider, make_workplace, settings_of
@@ -72,14 +63,9 @@ def collect(
         try:
             carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict)
         except KeyboardInterrupt:
-            screen.print("interrupted; what was under way is in the log. The same command resumes:", soft_wrap=True)
-            screen.print(f"  {escape(shlex.join(['etude', *sys.argv[1:]]))}", soft_wrap=True)
+            print_command("interrupted; what was under way is in the log. The same command resumes:", screen)
             raise typer.Exit(130) from None
-    tally = Tally(place.crew.catalogue)
-    for execution in read_log(out):
-        if isinstance(execution, Execution) and execution.ended != "cancelled":
-            tally.add(execution)
-    summary = tally.summary()
+    summary = summarise(logged(out), place.crew.catalogue)
     if as_json:
         print_json(summary.to_json())
     for part in summary_tables(summary):
@@ -89,8 +75,7 @@ def collect(
 
 def logged_numbers(folder: Path, version: str) -> set[int]:
     """The workflows of a collection that are in its log; LogError where another policy decided about them."""
-    lines = read_log(folder) if any(folder.glob("*.jsonl")) else ()
-    there = [e for e in lines if isinstance(e, Execution) and e.number is not None and e.ended != "cancelled"]
+    there = [execution for execution in logged(folder) if execution.number is not None]
     others = sorted({execution.policy for execution in there} - {version})
     if others:
         raise LogError(
@@ -98,6 +83,13 @@ def logged_numbers(folder: Path, version: str) -> set[int]:
             "log this policy's in another folder"
         )
     return {execution.number for execution in there if execution.number is not None}
+
+
+def logged(folder: Path) -> Iterator[Execution]:
+    """The executions of a log that were carried out to their end; none where there is no log."""
+    for line in read_log(folder) if any(folder.glob("*.jsonl")) else ():
+        if isinstance(line, Execution) and line.ended != "cancelled":
+            yield line
 
 
 def _announce(out: Path, asked: int, waiting: int, version: str, place: Workplace, screen: Console) -> None:
@@ -140,6 +132,7 @@ def carry_out_all(
         finally:
             await orchestrator.close()
         if refused:
-            warn(f"{len(refused):,} workflows were refused and are not logged: {refused[0].error}")
+            said = f"{len(refused):,} workflows were refused and are not logged: {refused[0].error}"
+            print_warning(escape(said), console(stderr=True))
 
     run_virtually(all_of_them()) if place.is_simulated else asyncio.run(all_of_them())

@@ -7,23 +7,20 @@ from them, p1/ and p2/ the two phases, comparison/ the same new instructions wit
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from etude.bootstrap.runs import make_request, start_run
 from etude.cli.demo import OUT, first_free, print_ending
-from etude.cli.display import console, duration, table
-from etude.cli.orchestrator.collect import carry_out_all
+from etude.cli.display import console, duration, print_command, table
+from etude.cli.orchestrator.collect import carry_out_all, logged
 from etude.cli.orchestrator.demo_report import (
     AFTER,
     BEFORE,
@@ -40,11 +37,10 @@ from etude.learning.compute import one_thread
 from etude.learning.requests import LearnRequest
 from etude.learning.run_folder import RunFolder
 from etude.orchestrator.executor import Orchestrator
-from etude.orchestrator.log import ExecutionLog, log_catalogue, read_log
-from etude.orchestrator.metrics import Summary, Tally
+from etude.orchestrator.log import ExecutionLog, log_catalogue
+from etude.orchestrator.metrics import Summary, summarise
 from etude.orchestrator.prepare import Prepared, prepare, write_prepared
 from etude.orchestrator.record import Execution
-from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workplace import (
     baseline_deciders,
     fresh_instructions,
@@ -117,7 +113,9 @@ def workflow_demo(out: Path, asked: Asked, screen: Console) -> None:
         report = write_demo_report(RunFolder(root).report, found)
     of_each = f"{asked.compare:,} fresh instructions each, from the same seeds"
     screen.print(f"\n{of_each}; in brackets the 95 % interval of success; workers are simulated\n", soft_wrap=True)
-    screen.print(_comparison(found))
+    numbers = shown_numbers(found)
+    heads = list(numbers[AFTER])
+    screen.print(table("", *heads, rows=[[name, *row.values()] for name, row in numbers.items()], right=heads))
     screen.print("\n" + " ".join(headline(found)), markup=False)
     print_ending(report, root / PHASE_2, screen, seconds=time.perf_counter() - began)
 
@@ -174,8 +172,7 @@ def _resumable(screen: Console) -> Iterator[None]:
         try:
             yield
         except (KeyboardInterrupt, Terminated):
-            screen.print("interrupted; what is done is kept. The same command resumes:", soft_wrap=True)
-            screen.print(f"  {escape(shlex.join(['etude', *sys.argv[1:]]))}", soft_wrap=True)
+            print_command("interrupted; what is done is kept. The same command resumes:", screen)
             raise
 
 
@@ -188,7 +185,7 @@ def _collect(asked: Asked, own: WorkflowSettings, logs: Path, screen: Console) -
     _stage(1, "collect", f"{about}{logs}", screen)
     place = make_workplace(None, settings=own, seed=asked.seed)
     asked_for = instructions_for(place, asked.executions)
-    there = {execution.number for execution in _logged(logs)}
+    there = {execution.number for execution in logged(logs)}
     waiting = [(i, text) for i, text in enumerate(asked_for) if i not in there]
     if there:
         screen.print(f"{len(asked_for) - len(waiting):,} of {len(asked_for):,} workflows are there already")
@@ -197,20 +194,9 @@ def _collect(asked: Asked, own: WorkflowSettings, logs: Path, screen: Console) -
             rules = make_decider("rules", place)
             orchestrator = Orchestrator(rules, place.crew, log=log, seed=asked.seed)
             carry_out_all(orchestrator, place, waiting, CONCURRENCY, screen)
-    tally = Tally(place.crew.catalogue)
-    for execution in _logged(logs):
-        tally.add(execution)
-    summary = tally.summary()
+    summary = summarise(logged(logs), place.crew.catalogue)
     screen.print(f"{summary.count:,} workflows, of which {summary.success.mean:.0%} succeeded")
     return summary
-
-
-def _logged(folder: Path) -> Iterator[Execution]:
-    """The executions of a log that were carried out to their end."""
-    if any(folder.glob("*.jsonl")):
-        for line in read_log(folder):
-            if isinstance(line, Execution) and line.ended != "cancelled":
-                yield line
 
 
 def _prepare(root: Path, screen: Console) -> Prepared:
@@ -277,26 +263,12 @@ def _carried_out(
     decider: WorkflowDecider, fresh: list[str], seed: int, own: WorkflowSettings, logs: Path
 ) -> list[Execution]:
     """Carry out the instructions, each policy in the same state of the office; logged ones are not repeated."""
-    there = {execution.number for execution in _logged(logs)}
+    there = {execution.number for execution in logged(logs)}
     waiting = [(i, text) for i, text in enumerate(fresh) if i not in there]
     if waiting:
-        crew = make_workplace(None, settings=own, seed=seed).crew
-        with ExecutionLog(logs, crew.catalogue, redact=None) as log:
-            run_virtually(_to_the_end(Orchestrator(decider, crew, log=log, seed=seed), waiting))
-    by_number = {execution.number: execution for execution in _logged(logs)}
+        place = make_workplace(None, settings=own, seed=seed)
+        with ExecutionLog(logs, place.crew.catalogue, redact=None) as log:
+            orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
+            carry_out_all(orchestrator, place, waiting, CONCURRENCY, Console(quiet=True))
+    by_number = {execution.number: execution for execution in logged(logs)}
     return [by_number[i] for i in range(len(fresh))]
-
-
-async def _to_the_end(orchestrator: Orchestrator, waiting: list[tuple[int, str]]) -> None:
-    try:
-        async with aclosing(orchestrator.stream(waiting, concurrency=CONCURRENCY)) as results:
-            async for _ in results:
-                pass
-    finally:
-        await orchestrator.close()
-
-
-def _comparison(found: DemoResults) -> object:
-    rows = [[name, *numbers.values()] for name, numbers in shown_numbers(found).items()]
-    heads = list(next(iter(shown_numbers(found).values())))
-    return table("", *heads, rows=rows, right=heads)

@@ -126,7 +126,8 @@ def headline(found: DemoResults) -> list[str]:
     """A summary in sentences that follow from the numbers alone."""
     before, after, gain = found.before, found.after, success_gain(found)
     verdict = f"On {whole(after.count)} new instructions {percent(after.success.mean)} instead of "
-    verdict += f"{percent(before.success.mean)} of workflows succeed: {_more(gain.mean)} (95{NB}% interval "
+    more = f"{whole(abs(100 * gain.mean))} points {'less' if gain.mean < 0 else 'more'}"
+    verdict += f"{percent(before.success.mean)} of workflows succeed: {more} (95{NB}% interval "
     verdict += f"{points(gain.low)} to {points(gain.high)} points)"
     if gain.low <= 0 <= gain.high:
         verdict += ", which may be chance"
@@ -141,10 +142,6 @@ def headline(found: DemoResults) -> list[str]:
 def success_gain(found: DemoResults) -> Estimate:
     before, after = ([execution.success for execution in found.runs[name]] for name in (BEFORE, AFTER))
     return paired_share_difference(before, after)
-
-
-def _more(gain: float) -> str:
-    return f"{whole(abs(100 * gain))} points {'less' if gain < 0 else 'more'}"
 
 
 def _change(before: Estimate, after: Estimate) -> str:
@@ -217,15 +214,13 @@ def _comparison(found: DemoResults) -> View:
         chart=_chart(found),
         outcomes=Counter((a.success, b.success) for a, b in pairs),
         examples=draw_examples(examples),
-        corrected=corrected and _corrected(found, corrected, figures),
+        corrected=corrected
+        and draw_examples(
+            [Example(instruction=corrected.instruction, figures=[_figure(found, corrected, AFTER, figures)])]
+        ),
         moments=detail(corrected, found.catalogue) if corrected else [],
         why_dropped=WHY_DROPPED,
     )
-
-
-def _corrected(found: DemoResults, execution: Execution, figures: count[int]) -> View:
-    figure = _figure(found, execution, AFTER, figures)
-    return draw_examples([Example(instruction=execution.instruction, figures=[figure])])
 
 
 def _colours(found: DemoResults) -> dict[str, str]:

@@ -80,16 +80,14 @@ def _worker_name(catalogue: Catalogue, i: int) -> str:
 
 def instructive(executions: Sequence[Execution]) -> Execution | None:
     """An execution that succeeded although a subtask failed, preferably corrected in more ways than by a retry."""
-    corrected = [e for e in executions if e.success and any(n.status == "done" and _has_failed(n) for n in e.nodes)]
-    return max(corrected, key=lambda e: (len(_ways(e)), -abs(len(e.nodes) - 4)), default=None)
-
-
-def _has_failed(node: NodeRecord) -> bool:
-    return any(attempt.fault is not None for attempt in node.attempts)
-
-
-def _ways(execution: Execution) -> set[str]:
-    return {c for d in execution.decisions if (c := correction_of(d)) is not None} - {"retry"}
+    corrected = [
+        execution
+        for execution in executions
+        if execution.success
+        and any(node.status == "done" and any(a.fault is not None for a in node.attempts) for node in execution.nodes)
+    ]
+    ways = {e.id: {correction_of(decision) for decision in e.decisions} - {None, "retry"} for e in corrected}
+    return max(corrected, key=lambda e: (len(ways[e.id]), -abs(len(e.nodes) - 4)), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

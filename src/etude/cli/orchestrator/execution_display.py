@@ -37,8 +37,8 @@ def _overall(summary: Summary) -> RenderableType:
         ["reward", *_mean(summary.reward)],
         ["valid plans", *_share(summary.validity)],
         ["violations", f"{violations:,}", _counts(summary.violations) if violations else ""],
-        ["corrections per workflow", *_mean(summary.corrections)],
-        ["attempts per node", *_mean(summary.attempts)],
+        ["corrections per workflow", *_mean(summary.corrections_per_workflow)],
+        ["attempts per node", *_mean(summary.attempts_per_node)],
     ]
     return table("", "all", "95 % interval", rows=rows, right=("all",))
 

@@ -8,15 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.cli.display import console, print_json, table
+from etude.cli.display import console, print_json, progress_bar, table
 from etude.orchestrator.log import log_files
 from etude.orchestrator.prepare import Prepared, write_prepared
 from etude.orchestrator.prepare import prepare as prepare_logs
-
-STEP = 1 << 20
-"""Bytes read between updates of the progress bar."""
 
 
 def prepare(
@@ -33,29 +29,17 @@ def prepare(
 ) -> None:
     """Make a training file of execution logs: of each instruction, the plan that did best."""
     screen = console(stderr=as_json)
-    prepared = _read(logs, max_nodes, screen)
+    total = sum(file.stat().st_size for file in log_files(logs))
+    with progress_bar("reading", total, screen, in_bytes=True) as advance:
+        prepared = prepare_logs(logs, max_nodes=max_nodes, progress=advance)
     tell_prepared(prepared, logs, screen)
     write_prepared(prepared, out)
     if as_json:
-        print_json(_to_json(prepared, out))
+        places, counts = prepared.places, prepared.dropped.most_common()
+        dropped = {reason: {"count": count, "places": places[reason]} for reason, count in counts}
+        print_json({"out": str(out), "read": prepared.read, "kept": len(prepared.examples), "dropped": dropped})
     screen.print(f"{len(prepared.examples):,} examples written to {escape(str(out))}", soft_wrap=True)
     screen.print(f"next: etude train workflow --phase 1 --data {escape(str(out))} --out runs/p1", soft_wrap=True)
-
-
-def _read(logs: Path, max_nodes: int | None, screen: Console) -> Prepared:
-    total = sum(file.stat().st_size for file in log_files(logs))
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task, waiting = bar.add_task("", total=total), 0
-
-        def progress(size: int) -> None:
-            nonlocal waiting
-            waiting += size
-            if waiting >= STEP:
-                bar.advance(task, waiting)
-                waiting = 0
-
-        return prepare_logs(logs, max_nodes=max_nodes, progress=progress)
 
 
 def tell_prepared(prepared: Prepared, logs: Path, screen: Console) -> None:
@@ -68,15 +52,3 @@ def tell_prepared(prepared: Prepared, logs: Path, screen: Console) -> None:
     ]
     if rows:
         screen.print(table("dropped", "count", "for example", rows=rows, right=("count",)))
-
-
-def _to_json(prepared: Prepared, out: Path) -> dict[str, object]:
-    return {
-        "out": str(out),
-        "read": prepared.read,
-        "kept": len(prepared.examples),
-        "dropped": {
-            reason: {"count": count, "places": prepared.places[reason]}
-            for reason, count in prepared.dropped.most_common()
-        },
-    }

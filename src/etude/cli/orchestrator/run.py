@@ -17,7 +17,7 @@ from rich.tree import Tree
 
 from etude.bootstrap.executions import log_redaction, register_log
 from etude.bootstrap.experience import collector
-from etude.cli.display import console, duration, print_json
+from etude.cli.display import console, duration, print_json, print_warning
 from etude.cli.orchestrator.execution_detail import final_plan, standing
 from etude.cli.orchestrator.plan import read_stdin
 from etude.contracts.errors import DataError, WorkersError
@@ -30,7 +30,7 @@ from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.drawing import to_svg
 from etude.problems.workflow.grammar import Correction
 from etude.problems.workflow.plan import topological_order
-from etude.problems.workflow.progress import Progress, Step
+from etude.problems.workflow.progress import Step
 
 WorkersOption = Annotated[Path | None, typer.Option(help="YAML file of workers.", show_default="a simulated office")]
 UserOption = Annotated[
@@ -106,7 +106,7 @@ def carry_out(
     async def once() -> Result:
         try:
             await check_workers(place, strict=strict)
-            with view:
+            with view.live or nullcontext():
                 return await orchestrator.execute(instruction, user=user)
         finally:
             await orchestrator.close()
@@ -122,11 +122,7 @@ async def check_workers(place: Workplace, *, strict: bool) -> None:
     if found and strict:
         raise WorkersError("\n".join(found.values()))
     for name, why in found.items():
-        warn(f"worker {name} is given no work: {why}")
-
-
-def warn(message: str) -> None:
-    console(stderr=True).print(f"[yellow]warning:[/] {escape(message)}", soft_wrap=True)
+        print_warning(escape(f"worker {name} is given no work: {why}"), console(stderr=True))
 
 
 def _write(path: Path, text: str) -> None:
@@ -152,15 +148,6 @@ class View:
         self.live = Live(console=screen, refresh_per_second=8, transient=False) if screen.is_terminal else None
         self.last: Event | None = None
 
-    def __enter__(self) -> View:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
-
     def show(self, event: Event) -> None:
         self.last = event
         if event.step is not None and event.kind == "failed":
@@ -176,7 +163,9 @@ class View:
         """Each subtask below the last that it waits for, with its worker, cost and time."""
         progress = event.progress
         root, branches = Tree(Text(shortened(progress.instruction), style="bold")), dict[int, Tree]()
-        for step in _in_order(progress):
+        place = {id(step): i for i, step in enumerate(progress.steps)}
+        order = topological_order([[place[id(b)] for b in step.dependencies] for step in progress.steps])
+        for step in (progress.steps[i] for i in order):
             before = [s for s in step.dependencies if id(s) in branches]
             parent = branches[id(before[-1])] if before else root
             branches[id(step)] = parent.add(self._line(step, before[:-1], event))
@@ -204,12 +193,6 @@ class View:
 def shortened(text: str) -> str:
     """For the screen."""
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}… ({len(text):,} characters)"
-
-
-def _in_order(progress: Progress) -> list[Step]:
-    steps = progress.steps
-    place = {id(step): i for i, step in enumerate(steps)}
-    return [steps[i] for i in topological_order([[place[id(b)] for b in step.dependencies] for step in steps])]
 
 
 def _asking(screen: Console) -> Human:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import os
@@ -11,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from itertools import islice
 from typing import Any, BinaryIO
@@ -42,7 +42,7 @@ from etude.experience.datasets.manifest import (
     sealed,
 )
 from etude.experience.datasets.read import erase
-from etude.experience.datasets.sampling import SPLITS, Columns, DatasetConfig, Sample, draw, without
+from etude.experience.datasets.sampling import SPLITS, Columns, DatasetConfig, Sample, draw
 
 DOCUMENT = "dataset"
 """The kind of document in which a store keeps manifests."""
@@ -51,6 +51,14 @@ STEP = 1024
 BATCH = 10_000
 """Ids per call of the store."""
 OUTCOME: dict[bool | None, int] = {success: i for i, success in enumerate(OUTCOMES)}
+CODES = {
+    **dict.fromkeys(("context", "likeness", "task_types"), "Q"),
+    **dict.fromkeys(("time", "size"), "q"),
+    **dict.fromkeys(("policy", "decisions"), "i"),
+    **dict.fromkeys(("outcome", "logged"), "b"),
+    "reward": "d",
+}
+"""Columns of numbers about trajectories, and their type codes."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -82,7 +90,7 @@ def create(
         tempfile.TemporaryFile() as ids,
     ):  # removed when this process ends, however it ends
         gathered = _gather(store, where, version, config, spool, progress)
-        if not gathered.size:
+        if not gathered.arrays["size"]:
             raise DatasetError(_nothing(store, where, version, gathered.left_out))
         drawn = draw(gathered.columns(), config)
         sample, shards = _write(store, blobs if there is None else None, gathered, drawn, spool, ids)
@@ -111,7 +119,7 @@ def create(
             cuts=tuple(map(_moment, sample.cuts)),
             counts=_counts(gathered, sample),
             left_out=dict(gathered.left_out),
-            lineage=Lineage(source=source, parent=parent, etude=_etude()),
+            lineage=Lineage(source=source, parent=parent, etude=installed_version("etude")),
             url=blobs.url,
             shards=shards,
         )
@@ -119,7 +127,12 @@ def create(
             manifest = _same(there, manifest, blobs)
         for batch in _batches(ids):
             store.add_members(manifest.id, batch)
-        manifest = _publish(blobs, manifest) if there is None else there
+        if there is None:
+            remove_strays(blobs, manifest.shards)
+            # Another process may have been faster: then its manifest counts.
+            blobs.put(MANIFEST, sealed(manifest), replace=False)
+            there = _same(read_manifest(blobs) or manifest, manifest, blobs)
+        manifest = there
         register(store, manifest)
         gone = set().union(*(store.forgotten(batch) for batch in _batches(ids)))
     # Trajectories erased before the members were registered were not erased from this dataset.
@@ -142,32 +155,14 @@ def registered(store: ExperienceStore) -> dict[str, Manifest]:
 
 @dataclass(kw_only=True)
 class _Gathered:
-    """Columns of numbers about the trajectories in the spool."""
+    """Columns of numbers about the trajectories in the spool, by the names of `Columns`."""
 
-    context: array[int] = field(default_factory=lambda: array("Q"))
-    time: array[int] = field(default_factory=lambda: array("q"))
-    reward: array[float] = field(default_factory=lambda: array("d"))
-    outcome: array[int] = field(default_factory=lambda: array("b"))
-    policy: array[int] = field(default_factory=lambda: array("i"))
-    size: array[int] = field(default_factory=lambda: array("q"))
-    likeness: array[int] = field(default_factory=lambda: array("Q"))
-    task_types: array[int] = field(default_factory=lambda: array("Q"))
-    decisions: array[int] = field(default_factory=lambda: array("i"))
-    logged: array[int] = field(default_factory=lambda: array("b"))
+    arrays: dict[str, array[Any]] = field(default_factory=lambda: {name: array(code) for name, code in CODES.items()})
     policies: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 
     def columns(self) -> Columns:
-        return Columns(
-            context=np.frombuffer(self.context, np.uint64),
-            time=np.frombuffer(self.time, np.int64),
-            reward=np.frombuffer(self.reward, np.float64),
-            outcome=np.frombuffer(self.outcome, np.int8).astype(np.int64),
-            policy=np.frombuffer(self.policy, np.int32).astype(np.int64),
-            size=np.frombuffer(self.size, np.int64),
-            likeness=np.frombuffer(self.likeness, np.uint64) if self.likeness else np.zeros(0, np.uint64),
-            task_types=np.frombuffer(self.task_types, np.uint64) if self.task_types else np.zeros(0, np.uint64),
-        )
+        return Columns(**{name: np.asarray(values) for name, values in self.arrays.items()})
 
 
 def _gather(
@@ -191,18 +186,22 @@ def _gather(
             body = body.replace(b"\n", b" ").replace(b"\r", b" ")
         context = row.context.encode()
         tail = f',"reward":{row.reward!r},"confidence":{row.confidence!r},"context":"{row.context}"'
-        found.size.append(spool.write(b'%b\n{"trajectory":%b%b' % (row.id.encode(), body, tail.encode())))
-        found.context.append(_hash(context))
-        found.time.append((row.time - EPOCH) // MICROSECOND)
-        found.reward.append(row.reward or 0.0)
-        found.outcome.append(OUTCOME[row.success])
-        found.policy.append(found.policies.setdefault(row.policy or UNKNOWN, len(found.policies)))
-        found.decisions.append(row.decisions)
-        found.logged.append(logged)
+        numbers: dict[str, float] = {
+            "size": spool.write(b'%b\n{"trajectory":%b%b' % (row.id.encode(), body, tail.encode())),
+            "context": _hash(context),
+            "time": (row.time - EPOCH) // MICROSECOND,
+            "reward": row.reward or 0.0,
+            "outcome": OUTCOME[row.success],
+            "policy": found.policies.setdefault(row.policy or UNKNOWN, len(found.policies)),
+            "decisions": row.decisions,
+            "logged": logged,
+        }
         if config.deduplicate:
-            found.likeness.append(_likeness(context, body))
+            numbers["likeness"] = _likeness(context, body)
         if config.balance == "task_type":
-            found.task_types.append(_task_types(body))
+            numbers["task_types"] = _task_types(body)
+        for name, number in numbers.items():
+            found.arrays[name].append(number)
     if progress is not None and read % STEP:
         progress(read % STEP)
     return found
@@ -230,36 +229,32 @@ class _Ended(Struct, frozen=True):
     ended: str = "done"
 
 
-class _Essence(Struct, frozen=True):
-    decisions: tuple[_Chosen, ...] = ()
-    outcome: _Ended = _Ended()
-
-
-_essence = msgspec.json.Decoder(_Essence)
-
-
-def _likeness(context: bytes, body: bytes) -> int:
-    """A hash that is equal for trajectories with equal request, actions and ending."""
-    essence = _essence.decode(body)
-    actions = (bytes(decision.action) for decision in essence.decisions)
-    return _hash(b"\0".join((context, repr(essence.outcome).encode(), *actions)))
-
-
 class _Turn(Struct, frozen=True):
     action: Any = None
 
 
-class _Work(Struct, frozen=True):
+class _Body(Struct, frozen=True):
+    """The fields of a trajectory that are compared."""
+
+    decisions: tuple[_Chosen, ...] = ()
+    outcome: _Ended = _Ended()
     turns: tuple[_Turn, ...] = ()
     metadata: dict[str, Any] | None = None
 
 
-_work = msgspec.json.Decoder(_Work)
+_body = msgspec.json.Decoder(_Body)
+
+
+def _likeness(context: bytes, body: bytes) -> int:
+    """A hash that is equal for trajectories with equal request, actions and ending."""
+    essence = _body.decode(body)
+    actions = (bytes(decision.action) for decision in essence.decisions)
+    return _hash(b"\0".join((context, repr(essence.outcome).encode(), *actions)))
 
 
 def _task_types(body: bytes) -> int:
     """The same for trajectories with the same task types: those of their turns, or the one their metadata names."""
-    work = _work.decode(body)
+    work = _body.decode(body)
     actions = [turn.action for turn in work.turns if isinstance(turn.action, dict)]
     found = {str(action["task_type"]) for action in actions if "task_type" in action}
     named = (work.metadata or {}).get("task_type")
@@ -294,12 +289,14 @@ def _write(
 ) -> tuple[Sample, tuple[Shard, ...]]:
     """Write the shards without trajectories erased meanwhile; without blobs, only compute the hashes."""
     spool.flush()
-    size = np.frombuffer(gathered.size, np.int64)
+    size = gathered.columns().size
     offset = size.cumsum() - size
     shards, gone = [], np.zeros(len(sample.rows), bool)
     for members in _by_shard(sample):
         rows = sample.rows[members]
-        records = [_record(spool, *place) for place in zip(offset[rows].tolist(), size[rows].tolist(), strict=True)]
+        places = zip(offset[rows].tolist(), size[rows].tolist(), strict=True)
+        lines_of = [os.pread(spool.fileno(), many, start).partition(b"\n") for start, many in places]
+        records = [(name.decode(), line) for name, _, line in lines_of]
         erased = store.forgotten([name for name, _ in records])
         gone[members] = [name in erased for name, _ in records]
         weighed = zip(records, sample.weight[members].tolist(), strict=True)
@@ -312,7 +309,8 @@ def _write(
         if blobs is not None:
             blobs.put(key, data)
         shards.append(Shard(key=key, split=split, trajectories=len(lines), bytes=len(data), sha256=digest))
-    return without(sample, gone), tuple(shards)
+    kept: dict[str, Any] = {name: getattr(sample, name)[~gone] for name in ("rows", "weight", "split", "shard")}
+    return dataclasses.replace(sample, **kept), tuple(shards)
 
 
 def _by_shard(sample: Sample) -> list[NDArray[np.intp]]:
@@ -322,15 +320,8 @@ def _by_shard(sample: Sample) -> list[NDArray[np.intp]]:
     return np.split(order, np.flatnonzero(np.diff(shard)) + 1)
 
 
-def _record(spool: BinaryIO, start: int, size: int) -> tuple[str, bytes]:
-    """An id, and its line without the weight."""
-    name, _, line = os.pread(spool.fileno(), size, start).partition(b"\n")
-    return name.decode(), line
-
-
 def _counts(gathered: _Gathered, sample: Sample) -> Counts:
     columns = gathered.columns()
-    decisions, logged = np.frombuffer(gathered.decisions, np.int32), np.frombuffer(gathered.logged, np.int8)
 
     def tally(names: Iterable[str], kinds: NDArray[np.int64]) -> dict[str, int]:
         many = np.bincount(kinds).tolist()
@@ -338,11 +329,11 @@ def _counts(gathered: _Gathered, sample: Sample) -> Counts:
 
     return Counts(
         trajectories=len(sample.rows),
-        decisions=int(decisions[sample.rows].sum()),
+        decisions=int(columns.decisions[sample.rows].sum()),
         splits=tally(SPLITS, sample.split),
         policies=tally(gathered.policies, columns.policy[sample.rows]),
         outcomes=tally(OUTCOMES.values(), columns.outcome[sample.rows]),
-        propensities=tally(("unlogged", "logged"), logged[sample.rows].astype(np.int64)),
+        propensities=tally(("unlogged", "logged"), columns.logged[sample.rows]),
     )
 
 
@@ -359,13 +350,6 @@ def _batches(ids: BinaryIO) -> Iterator[list[str]]:
         yield batch
 
 
-def _publish(blobs: BlobStore, manifest: Manifest) -> Manifest:
-    remove_strays(blobs, manifest.shards)
-    data = sealed(manifest)
-    blobs.put(MANIFEST, data, replace=False)  # another process may have been faster: then its manifest counts
-    return _same(read_manifest(blobs) or open_manifest(data, place=blobs.url), manifest, blobs)
-
-
 def _same(there: Manifest, manifest: Manifest, blobs: BlobStore) -> Manifest:
     """The existing manifest if it is the same dataset; DatasetError if not."""
     if there.id != manifest.id:
@@ -378,10 +362,3 @@ def _same(there: Manifest, manifest: Manifest, blobs: BlobStore) -> Manifest:
 
 def _moment(us: int) -> datetime:
     return EPOCH + us * MICROSECOND
-
-
-def _etude() -> str:
-    try:
-        return installed_version("etude")
-    except PackageNotFoundError:
-        return "unknown"

@@ -6,7 +6,7 @@ It works on arrays of numbers about a million trajectories at once, not on their
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -51,26 +51,20 @@ class DatasetConfig:
     """Largest weight, as a multiple of the mean weight."""
 
     def __post_init__(self) -> None:
-        wrong = {
-            "shares": min(self.shares) < 0 or not math.isclose(sum(self.shares), 1.0),
-            "shard_size": self.shard_size < 1,
-            "prioritise": not 0 <= self.prioritise < math.inf,
-            "limit": self.limit is not None and self.limit < 1,
-            "min_confidence": not 0 <= self.min_confidence <= 1,
-            "cap": self.cap is not None and not self.cap >= 1,
+        expected = {
+            "shares": (
+                min(self.shares) >= 0 and math.isclose(sum(self.shares), 1.0),
+                "three shares that sum to 1, as (0.8, 0.1, 0.1)",
+            ),
+            "shard_size": (self.shard_size >= 1, "1 or more"),
+            "prioritise": (0 <= self.prioritise < math.inf, "0 or more"),
+            "limit": (self.limit is None or self.limit >= 1, "1 or more"),
+            "min_confidence": (0 <= self.min_confidence <= 1, "0 to 1"),
+            "cap": (self.cap is None or self.cap >= 1, "1 or more"),
         }
-        for name in (name for name, is_wrong in wrong.items() if is_wrong):
-            raise ConfigError(f"{name} is {getattr(self, name)!r}: expected {EXPECTED[name]}")
-
-
-EXPECTED = {
-    "shares": "three shares that sum to 1, as (0.8, 0.1, 0.1)",
-    "shard_size": "1 or more",
-    "prioritise": "0 or more",
-    "limit": "1 or more",
-    "min_confidence": "0 to 1",
-    "cap": "1 or more",
-}
+        for name, (is_right, words) in expected.items():
+            if not is_right:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: expected {words}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +77,8 @@ class Columns:
     outcome: Ints  # 0 … 2
     policy: Ints
     size: Ints  # bytes
+    decisions: Ints
+    logged: Ints  # 1 where every decision has a propensity
     task_types: Hashes  # equal for equal sets of task types; empty if not needed
     likeness: Hashes  # equal for equal request, actions and ending; empty if not needed
 
@@ -127,12 +123,6 @@ def draw(columns: Columns, config: DatasetConfig) -> Sample:
     return Sample(
         rows=rows, weight=weight, split=split, shard=shard, cuts=cuts, duplicates=duplicates, over_limit=over_limit
     )
-
-
-def without(sample: Sample, gone: NDArray[np.bool_]) -> Sample:
-    """The sample without the rows that are `gone`."""
-    kept = {name: getattr(sample, name)[~gone] for name in ("rows", "weight", "split", "shard")}
-    return replace(sample, **kept)
 
 
 def _priorities(context: Hashes, reward: Floats, alpha: float) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _WORDS = re.compile(r"[^\W\d_]++(?!_[0-9]+\])|[$€£¥]")  # a placeholder is no word
@@ -61,7 +62,7 @@ def read_cues(before: str) -> Sense:
     phone: str | None = None
     numbered, card, ssn, national, somebody = False, False, False, None, False
     for distance, word in enumerate(reversed(_WORDS.findall(before))):
-        sense = _known[word]
+        sense = _sense(word)
         somebody = somebody or word in _SOMEBODY
         if sense is _NOTHING:
             continue
@@ -79,20 +80,13 @@ def sense_of(name: str) -> Sense:
     return read_cues(name.lower())
 
 
-class _Known(dict[str, Sense]):
-    """Judgements of single words."""
-
-    def __missing__(self, word: str) -> Sense:
-        phones = (("called", _CALLED), ("reached", _REACHED), ("otherwise", _OTHERWISE), ("numbered", _NUMBERED))
-        phone = next((name for name, form in phones if form.match(word)), None)
-        national = next((module for cue, module in _NATIONAL.items() if re.match(cue, word)), None)
-        sense = Sense(phone, _CARD.match(word) is not None, _SSN.match(word) is not None, national)
-        if len(self) >= _MAX_WORDS:
-            self.clear()
-        self[word] = sense = _NOTHING if sense == _NOTHING else sense
-        return sense
+@lru_cache(20_000)
+def _sense(word: str) -> Sense:
+    phones = (("called", _CALLED), ("reached", _REACHED), ("otherwise", _OTHERWISE), ("numbered", _NUMBERED))
+    phone = next((name for name, form in phones if form.match(word)), None)
+    national = next((module for cue, module in _NATIONAL.items() if re.match(cue, word)), None)
+    sense = Sense(phone, _CARD.match(word) is not None, _SSN.match(word) is not None, national)
+    return _NOTHING if sense == _NOTHING else sense
 
 
 _NOTHING = Sense()
-_MAX_WORDS = 20_000
-_known = _Known()

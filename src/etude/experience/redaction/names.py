@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from etude.experience.redaction.matches import PLACEHOLDER
 
@@ -31,20 +32,12 @@ class SecretNames:
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
         self._extra = frozenset(map(_plain, extra))
-        self._known: dict[str, str | None] = {}
+        self.kind = lru_cache(_MAX_NAMES)(self._judge)
 
-    def kind(self, name: str) -> str | None:
-        try:
-            return self._known[name]
-        except KeyError:
-            judged = len(name) <= _MAX_NAME_CHARS and not PLACEHOLDER.search(name)
-            kind = self._judge(_plain(name)) if judged else None
-            if len(self._known) >= _MAX_NAMES:
-                self._known.clear()
-            self._known[name] = kind
-            return kind
-
-    def _judge(self, plain: str) -> str | None:
+    def _judge(self, name: str) -> str | None:
+        if len(name) > _MAX_NAME_CHARS or PLACEHOLDER.search(name):
+            return None
+        plain = _plain(name)
         if plain in self._extra:
             return "secret"
         match = None if _HARMLESS.search(plain) else _NAME.search(plain)

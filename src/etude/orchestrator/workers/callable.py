@@ -9,10 +9,12 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from etude.contracts.errors import WorkersError
+from etude.contracts.ports import Worker
 from etude.contracts.suggestions import nearest
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
 
@@ -20,7 +22,7 @@ T = TypeVar("T")
 NAMES = ("subtask", "instruction", "inputs", "task_type", "description")
 
 
-class CallableWorker:
+class CallableWorker(Worker):
     """Awaits an async callable; runs any other in a thread of its own, so that one that hangs blocks nothing else.
 
     A thread cannot be ended: a sync callable that is cancelled runs on until it returns, and its result is dropped.
@@ -33,9 +35,6 @@ class CallableWorker:
         self._usd = usd_per_call or None  # None: what the catalogue says
         self._call, self._names = call, argument_names(call, NAMES, positional=1)
 
-    async def check(self) -> None:
-        """It is there."""
-
     def max_usd(self, subtask: Subtask) -> float | None:
         return self._usd
 
@@ -46,17 +45,10 @@ class CallableWorker:
         except WorkerError:
             raise
         except Exception as error:
-            raise WorkerError(described(error), fault=_fault(error), cost_usd=self._usd) from error
+            away = Fault.UNAVAILABLE if isinstance(error, OSError) else Fault.UNKNOWN
+            fault = Fault.TIMEOUT if isinstance(error, TimeoutError) else away
+            raise WorkerError(described(error), fault=fault, cost_usd=self._usd) from error
         return output if isinstance(output, Reply) else Reply(output=output, cost_usd=self._usd)
-
-    async def close(self) -> None:
-        """It holds nothing."""
-
-
-def _fault(error: Exception) -> Fault:
-    if isinstance(error, TimeoutError):
-        return Fault.TIMEOUT
-    return Fault.UNAVAILABLE if isinstance(error, OSError) else Fault.UNKNOWN
 
 
 def described(error: BaseException) -> str:
@@ -125,49 +117,26 @@ async def in_thread(call: Callable[[], T]) -> T:
 
     SystemExit and its like come as RuntimeError: they are about the thread.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Callable[[], T]] = loop.create_future()
+    outcome: Future[T] = Future()
     context = contextvars.copy_context()
 
     def run() -> None:
-        outcome = _outcome(lambda: context.run(call))
+        result, raised = None, None
         try:
-            loop.call_soon_threadsafe(_settle, future, outcome)
-        except RuntimeError:  # the loop is closed: nothing waits
-            _drop(outcome)
+            result = context.run(call)
+        except BaseException as error:
+            usual = isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError)
+            raised = error if usual else RuntimeError(described(error))
+        if not outcome.set_running_or_notify_cancel():  # nothing waits; a coroutine never awaited would complain
+            if inspect.iscoroutine(result):
+                result.close()
+        elif raised is not None:
+            outcome.set_exception(raised)
+        else:
+            outcome.set_result(cast(T, result))
 
     threading.Thread(target=run, name="etude-call", daemon=True).start()
-    return (await future)()
-
-
-def _outcome(call: Callable[[], T]) -> Callable[[], T]:
-    """A function that returns or raises what the call did."""
-    try:
-        result = call()
-    except Exception as error:
-        return lambda error=error: _raise(error)  # type: ignore[misc]
-    except BaseException as error:
-        return lambda error=error: _raise(RuntimeError(described(error)))  # type: ignore[misc]
-    return lambda: result
-
-
-def _raise(error: Exception) -> Any:
-    raise error
-
-
-def _settle(future: asyncio.Future[Callable[[], T]], outcome: Callable[[], T]) -> None:
-    if future.done():
-        _drop(outcome)
-    else:
-        future.set_result(outcome)
-
-
-def _drop(outcome: Callable[[], Any]) -> None:
-    """What nothing waits for; a coroutine that is never awaited would complain."""
-    with suppress(Exception):
-        result = outcome()
-        if inspect.iscoroutine(result):
-            result.close()
+    return await asyncio.wrap_future(outcome)
 
 
 def import_callable(name: str) -> Callable[..., Any]:
@@ -180,15 +149,11 @@ def import_callable(name: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         raise WorkersError(f"{name!r}: {module_name!r} cannot be imported: {described(error)}") from error
     for part in path.split("."):
-        found = _attribute(found, part, name)
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            hint = nearest(part, dir(found))
+            raise WorkersError(f"{name!r}: {getattr(found, '__name__', found)} has no {part!r}{hint}") from error
     if not callable(found):
         raise WorkersError(f"{name!r} is {type(found).__name__}, which cannot be called: expected a function")
     return found  # type: ignore[no-any-return]
-
-
-def _attribute(owner: Any, part: str, name: str) -> Any:
-    try:
-        return getattr(owner, part)
-    except AttributeError as error:
-        hint = nearest(part, dir(owner))
-        raise WorkersError(f"{name!r}: {getattr(owner, '__name__', owner)} has no {part!r}{hint}") from error

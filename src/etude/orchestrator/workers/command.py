@@ -23,6 +23,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from etude.contracts.errors import WorkersError
+from etude.contracts.ports import Worker
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
 from etude.orchestrator.workers.template import Template
 
@@ -46,7 +47,7 @@ FAULTS = {
 """By exit code, those of sysexits.h. Any other but 0 is UNKNOWN."""
 
 
-class CommandWorker:
+class CommandWorker(Worker):
     """Runs a program for each subtask.
 
     A list is run as it is, without a shell, each argument after the program a template with the variables of prompts.
@@ -68,19 +69,12 @@ class CommandWorker:
         env: Mapping[str, str] | None = None,  # in addition to the variables of this process
         usd_per_call: float = 0.0,  # 0: what the catalogue says
         max_bytes: int = 1_000_000,  # of stdout
-        encoding: str = "utf-8",  # of stdin and stdout
     ) -> None:
         self.name = name
         self._command, self._cwd, self._env = checked_command(command), cwd, dict(env or {})
         self._arguments = _templates(self._command)
         self._stdin = None if stdin is None else Template("stdin", stdin)
-        self._usd, self._max_bytes, self._encoding = usd_per_call or None, max_bytes, encoding
-        try:
-            "".encode(encoding)
-        except LookupError as error:
-            raise WorkersError(
-                f"encoding is {encoding!r}, which Python does not know: expected such as 'utf-8'"
-            ) from error
+        self._usd, self._max_bytes = usd_per_call or None, max_bytes
 
     async def check(self) -> None:
         check_program(self._command, cwd=self._cwd, env=self._env)
@@ -89,19 +83,18 @@ class CommandWorker:
         return self._usd
 
     async def do(self, subtask: Subtask) -> Reply:
-        command = self._filled(subtask)
+        stdin = _request(subtask) if self._stdin is None else self._stdin.render(subtask)
         try:
             ran = await run_process(
-                command,
-                stdin=self._read_by(subtask).encode(self._encoding, "replace"),
+                self._filled(subtask),
+                stdin=stdin.encode("utf-8", "replace"),
                 env=self._env | subtask_variables(subtask),
                 cwd=self._cwd,
                 max_bytes=self._max_bytes,
             )
         except OSError as error:
-            raise WorkerError(
-                f"{self._program()!r} cannot be run: {error}", fault=_spawn_fault(error), cost_usd=0.0
-            ) from error
+            fault = Fault.WRONG_INPUT if error.errno == errno.E2BIG else Fault.UNAVAILABLE
+            raise WorkerError(f"{self._program()!r} cannot be run: {error}", fault=fault, cost_usd=0.0) from error
         except ValueError as error:  # a null character in an argument
             raise WorkerError(
                 f"{self._program()!r} cannot be given this: {error}", fault=Fault.WRONG_INPUT, cost_usd=0.0
@@ -110,19 +103,13 @@ class CommandWorker:
             raise self._failed(f"wrote more than {self._max_bytes:,} bytes", Fault.INVALID_OUTPUT)
         if ran.code != 0:
             raise self._failed(ran.ending(), FAULTS.get(ran.code, Fault.UNKNOWN))
-        return Reply(output=_decoded(ran.stdout.decode(self._encoding, "replace")), cost_usd=self._usd)
-
-    async def close(self) -> None:
-        """It holds nothing between attempts."""
+        return Reply(output=_decoded(ran.stdout.decode("utf-8", "replace")), cost_usd=self._usd)
 
     def _filled(self, subtask: Subtask) -> Command:
         if isinstance(self._command, str):
             return self._command
         filled = [argument.render(subtask).encode("utf-8", "replace").decode() for argument in self._arguments]
         return [self._command[0], *filled]
-
-    def _read_by(self, subtask: Subtask) -> str:
-        return _request(subtask) if self._stdin is None else self._stdin.render(subtask)
 
     def _program(self) -> str:
         return self._command if isinstance(self._command, str) else self._command[0]
@@ -191,10 +178,6 @@ def _decoded(text: str) -> Any:
         with suppress(msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             return msgspec.json.decode(text)
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def _spawn_fault(error: OSError) -> Fault:
-    return Fault.WRONG_INPUT if error.errno == errno.E2BIG else Fault.UNAVAILABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

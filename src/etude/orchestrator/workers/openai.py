@@ -105,7 +105,10 @@ class OpenAIWorker:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         random: Callable[[], float] = random.random,
     ) -> None:
-        require_httpx()
+        try:
+            import httpx
+        except ImportError as error:
+            raise MissingExtraError(needs="httpx", extra="run") from error
         parts = checked_url(url, of="a chat service", key_in="by api_key_env", error=WorkersError)
         path = parts.path.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self.name = name
@@ -131,6 +134,7 @@ class OpenAIWorker:
         self._idle: list[httpx.AsyncClient] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tls: ssl.SSLContext | None = None
+        self._httpx: Any = httpx
 
     async def check(self) -> None:
         """Whether somebody listens there; EndpointError otherwise. Nothing is asked, nothing is sent."""
@@ -169,7 +173,7 @@ class OpenAIWorker:
     async def ask(self, prompt: str, *, timeout_s: float | None = None) -> Reply:
         """The answer to a prompt as it stands. It does not wait for another request beyond `timeout_s`."""
         messages = [*self._system, {"role": "user", "content": _utf8(prompt)}]
-        tokens_in = _tokens(sum(len(message["content"].encode()) for message in messages))
+        tokens_in = math.ceil(sum(len(message["content"].encode()) for message in messages) / 4)
         body = json.dumps(self._request | {"messages": messages}).encode()
         loop = asyncio.get_running_loop()
         ends_s = math.inf if timeout_s is None else loop.time() + timeout_s
@@ -179,7 +183,9 @@ class OpenAIWorker:
             try:
                 return await self._ask_once(body, _Answer(tokens_in=tokens_in))
             except _UnansweredError as failure:
-                wait_s = self._wait_s(tried, failure.retry_after_s)
+                # Full jitter, so that those who were turned away together do not come back together.
+                wait_s = self._random() * min(math.ldexp(FIRST_WAIT_S, tried - 1), MAX_WAIT_S)
+                wait_s += failure.retry_after_s or 0.0
                 if tried == self._attempts or wait_s > MAX_WAIT_S or loop.time() + wait_s >= ends_s:
                     raise
             await self._sleep(wait_s)
@@ -215,13 +221,16 @@ class OpenAIWorker:
             ) from error
         return request
 
-    def _wait_s(self, tried: int, retry_after_s: float | None) -> float:
-        """Full jitter, so that those who were turned away together do not come back together."""
-        longest_s = min(math.ldexp(FIRST_WAIT_S, tried - 1), MAX_WAIT_S)
-        return (retry_after_s or 0.0) + self._random() * longest_s
-
     async def _ask_once(self, body: bytes, answer: _Answer) -> Reply:
-        idle = self._clients()
+        """By a client that the running loop has to spare, or a new one.
+
+        Each has one connection: the time that a pool of httpx takes for a request grows with the square of its
+        connections, and at 200 of them is ten times that of all the rest.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._idle = loop, []
+        idle = self._idle
         client = idle.pop() if idle else self._client()
         try:
             return await self._ask_by(client, body, answer)
@@ -231,40 +240,26 @@ class OpenAIWorker:
             else:
                 await client.aclose()
 
-    def _clients(self) -> list[httpx.AsyncClient]:
-        """Those that the running loop has to spare.
-
-        Each has one connection: the time that a pool of httpx takes for a request grows with the square of its
-        connections, and at 200 of them is ten times that of all the rest.
-        """
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._idle = loop, []
-        return self._idle
-
     def _client(self) -> httpx.AsyncClient:
-        import httpx
-
         if self._tls is None:
             # A context that trusts no certificate is made a hundred times quicker, and plain HTTP never asks it.
             secure = self._parts.scheme == "https"
-            self._tls = httpx.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        return httpx.AsyncClient(
+            self._tls = self._httpx.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client: httpx.AsyncClient = self._httpx.AsyncClient(
             headers=self._headers,
             verify=self._tls,
             follow_redirects=False,  # the key would go wherever they lead
-            timeout=httpx.Timeout(self._stall_s if self._stream else SILENCE_S, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=1, keepalive_expiry=KEPT_S),
+            timeout=self._httpx.Timeout(self._stall_s if self._stream else SILENCE_S, connect=CONNECT_S),
+            limits=self._httpx.Limits(max_connections=1, keepalive_expiry=KEPT_S),
         )
+        return client
 
     async def _ask_by(self, client: httpx.AsyncClient, body: bytes, answer: _Answer) -> Reply:
-        import httpx
-
         try:
             response = await client.send(client.build_request("POST", self._url, content=body), stream=True)
-        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+        except (self._httpx.ReadTimeout, self._httpx.WriteTimeout) as error:
             raise WorkerError(f"{self._shown} did not answer in time", fault=Fault.TIMEOUT, cost_usd=0.0) from error
-        except (httpx.HTTPError, OSError) as error:
+        except (self._httpx.HTTPError, OSError) as error:
             message = f"{self._shown} cannot be asked: {self._readable(error)}"
             raise _UnansweredError(message, fault=Fault.UNAVAILABLE, cost_usd=0.0) from error
         try:
@@ -277,7 +272,9 @@ class OpenAIWorker:
 
     async def _refused(self, response: httpx.Response) -> WorkerError:
         """The error for a status that is no answer."""
-        status, body = response.status_code, await _error_body(response)
+        status, body = response.status_code, b""
+        with suppress(self._httpx.HTTPError, OSError):
+            body = await _beginning(response, ERROR_BYTES)
         message = f"{self._shown} answered status {status}{REMEDIES.get(status, '')}: {self._readable(body)}".rstrip(
             ": "
         )
@@ -297,15 +294,13 @@ class OpenAIWorker:
 
     async def _read(self, response: httpx.Response, answer: _Answer) -> None:
         """Fills the answer from the body. Whatever goes wrong from here on may have been billed."""
-        import httpx
-
         streams = self._stream and "json" not in response.headers.get("Content-Type", "")
         try:
             await (_read_events if streams else _read_whole)(response, answer)
-        except (httpx.HTTPError, OSError) as error:
+        except (self._httpx.HTTPError, OSError) as error:
             if answer.complete:  # all that is missing is its end
                 return
-            if not isinstance(error, httpx.TimeoutException):
+            if not isinstance(error, self._httpx.TimeoutException):
                 raise self._failed(answer, f"broke off: {self._readable(error)}", Fault.UNAVAILABLE) from error
             raise self._failed(answer, "stalled", Fault.TIMEOUT) from error
         except (ValueError, RecursionError) as error:
@@ -336,7 +331,7 @@ class OpenAIWorker:
 
     def _used(self, answer: _Answer) -> tuple[int, int]:
         """Tokens in and out as the service counts them; where it does not, four bytes are taken for one."""
-        tokens_out = min(_tokens(answer.text_bytes), self._max_tokens)
+        tokens_out = min(math.ceil(answer.text_bytes / 4), self._max_tokens)
         return (
             _count(answer.usage.get("prompt_tokens"), answer.tokens_in),
             _count(answer.usage.get("completion_tokens"), tokens_out),
@@ -422,19 +417,27 @@ def _chunks(response: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:
 
 
 async def _read_whole(response: httpx.Response, answer: _Answer) -> None:
+    body = await _beginning(response, BODY_BYTES)
+    if len(body) > BODY_BYTES:
+        raise ValueError(f"more than {BODY_BYTES:,} bytes")
+    try:
+        answer.add(json.loads(body), "message")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {body[:200]!r}") from error
+    if not answer.parts and answer.error is None:
+        raise ValueError("no choices")
+    answer.complete = True
+
+
+async def _beginning(response: httpx.Response, most: int) -> bytes:
+    """The body, or a little more than `most` bytes of it."""
     body = bytearray()
     async with _chunks(response) as chunks:
         async for chunk in chunks:
             body += chunk
-            if len(body) > BODY_BYTES:
-                raise ValueError(f"more than {BODY_BYTES:,} bytes")
-    try:
-        answer.add(json.loads(body), "message")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {bytes(body[:200])!r}") from error
-    if not answer.parts and answer.error is None:
-        raise ValueError("no choices")
-    answer.complete = True
+            if len(body) > most:
+                break
+    return bytes(body)
 
 
 async def _read_events(response: httpx.Response, answer: _Answer) -> None:
@@ -479,19 +482,6 @@ async def _finish(chunks: AsyncGenerator[bytes, None]) -> None:
                 pass
 
 
-async def _error_body(response: httpx.Response) -> bytes:
-    import httpx
-
-    body = b""
-    with suppress(httpx.HTTPError, OSError):
-        async with _chunks(response) as chunks:
-            async for chunk in chunks:
-                body += chunk
-                if len(body) > ERROR_BYTES:
-                    break
-    return body[:ERROR_BYTES]
-
-
 def _retry_after_s(asked: str) -> float | None:
     try:
         seconds = float(asked)
@@ -500,19 +490,8 @@ def _retry_after_s(asked: str) -> float | None:
     return seconds if 0 <= seconds < math.inf else None
 
 
-def _tokens(size_bytes: int) -> int:
-    return -(-size_bytes // 4)
-
-
 def _count(counted: Any, otherwise: int) -> int:
     return counted if type(counted) is int and 0 <= counted < MAX_TOKENS else otherwise
-
-
-def require_httpx() -> None:
-    try:
-        import httpx  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(needs="httpx", extra="run") from error
 
 
 def _utf8(text: str) -> str:

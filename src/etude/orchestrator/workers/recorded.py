@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from etude.contracts.errors import WorkersError
+from etude.contracts.ports import Worker
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
 
 FAULTS = frozenset(Fault)
@@ -27,7 +28,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cost_usd: float | None = None  # None: what the catalogue says
 
 
-class RecordedWorker:
+class RecordedWorker(Worker):
     """Serves what is recorded for the task type and instruction, or else for the task type alone.
 
     Several of one kind are served in turn: the first to the first attempt, and after the last the first again.
@@ -64,9 +65,6 @@ class RecordedWorker:
             raise WorkerError(f"recorded: {found.fault}", fault=Fault(found.fault), cost_usd=found.cost_usd)
         return Reply(output=found.output, cost_usd=found.cost_usd)
 
-    async def close(self) -> None:
-        """It holds nothing."""
-
     def _found(self, subtask: Subtask) -> Recording | None:
         for instruction in (subtask.instruction, None):
             if served := self._recordings.get((subtask.task_type, instruction)):
@@ -86,23 +84,18 @@ def read_recordings(path: Path) -> list[Recording]:
     decoder = msgspec.json.Decoder(Recording)
     recordings = []
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    recordings.append(_read_line(decoder, line, f"{path}:{number}"))
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise WorkersError(f"{path}: cannot be read ({error.strerror}): expected a file of recordings") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                recordings.append(decoder.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise WorkersError(f"{path}:{number}: is no recording ({error}): expected such as {EXAMPLE}") from error
+            if problem := _problem(recordings[-1]):
+                raise WorkersError(f"{path}:{number}: {problem}")
     return recordings
-
-
-def _read_line(decoder: msgspec.json.Decoder[Recording], line: bytes, where: str) -> Recording:
-    try:
-        recording = decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WorkersError(f"{where}: is no recording ({error}): expected such as {EXAMPLE}") from error
-    if problem := _problem(recording):
-        raise WorkersError(f"{where}: {problem}")
-    return recording
 
 
 EXAMPLE = '{"task_type": "summarise", "instruction": null, "output": "…", "latency_ms": 40, "cost_usd": 0.001}'

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+from etude.contracts.ports import Verifier, Worker
 from etude.contracts.work import Fault, Reply, Subtask, Verdict, WorkerError
 from etude.orchestrator.crew import Crew
 from etude.problems.workflow.office.office import EpisodeConditions, Office
@@ -45,17 +46,11 @@ class SimulatedCrew(Crew):
         return self.office.live(self.days[workflow], [member.success for member in self.members])
 
 
-class SimulatedWorker:
+class SimulatedWorker(Worker):
     """A Worker of the office."""
 
     def __init__(self, name: str, index: int, crew: SimulatedCrew) -> None:
         self.name, self.index, self.crew = name, index, crew
-
-    async def check(self) -> None:
-        """It is always there."""
-
-    def max_usd(self, subtask: Subtask) -> float | None:
-        return None
 
     async def do(self, subtask: Subtask) -> Reply:
         office, day = self.crew.office, self.crew.days[subtask.workflow]
@@ -68,18 +63,12 @@ class SimulatedWorker:
             raise WorkerError(message, fault=fault, cost_usd=usd)
         return Reply(output=f"{subtask.task_type} by {self.name}", cost_usd=usd)
 
-    async def close(self) -> None:
-        """It holds nothing."""
 
-
-class Client:
+class Client(Verifier):
     """A Verifier that plays the client, who knows which subtasks are wanted."""
 
     def __init__(self, crew: SimulatedCrew) -> None:
         self.crew = crew
-
-    async def check(self) -> None:
-        """Always there."""
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         done = {self.crew.kinds[made.task_type] for made in subtask.inputs}

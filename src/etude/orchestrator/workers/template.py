@@ -10,7 +10,7 @@ from typing import Any
 
 from etude.contracts.errors import WorkersError
 from etude.contracts.suggestions import closest
-from etude.contracts.work import Input, Subtask
+from etude.contracts.work import Subtask
 
 Field = Callable[[Subtask], str]
 
@@ -25,15 +25,11 @@ def as_text(output: Any) -> str:
         return reprlib.repr(output)
 
 
-def _inputs(inputs: Sequence[Input]) -> str:
-    return "\n\n".join(f"Result of {made.task_type}:\n{as_text(made.output)}" for made in inputs)
-
-
 FIELDS: Mapping[str, Field] = {
     "instruction": lambda subtask: subtask.instruction,
     "task_type": lambda subtask: subtask.task_type,
     "description": lambda subtask: subtask.description,
-    "inputs": lambda subtask: _inputs(subtask.inputs),
+    "inputs": lambda subtask: "\n\n".join(f"Result of {i.task_type}:\n{as_text(i.output)}" for i in subtask.inputs),
     "input": lambda subtask: as_text(subtask.inputs[-1].output) if subtask.inputs else "",
 }
 """The variables of a template. `inputs` is all that earlier subtasks made, with headings; `input` the last of it."""
@@ -48,12 +44,8 @@ class Template:
         self.variables = tuple(variable for _, variable in self._parts if variable)
 
     def render(self, subtask: Subtask, **more: str) -> str:
-        return "".join(literal + self._value(variable, subtask, more) for literal, variable in self._parts)
-
-    def _value(self, variable: str, subtask: Subtask, more: Mapping[str, str]) -> str:
-        if not variable:
-            return ""
-        return more[variable] if variable in more else FIELDS[variable](subtask)
+        filled = more | {"": ""} | {name: FIELDS[name](subtask) for name in self.variables if name not in more}
+        return "".join(literal + filled[variable] for literal, variable in self._parts)
 
 
 def _parsed(what: str, text: str, known: Sequence[str]) -> list[tuple[str, str]]:

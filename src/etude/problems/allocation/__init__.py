@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from etude.problems.spec import PRACTISE, Flag, Metric, ProblemSpec
-
-DOCUMENT = {
-    "ppo": {"envs": 4, "steps": 2048, "epochs": 10, "minibatch": 64, "lr": 3e-4},
-    "network": {"hidden": [256, 256, 128], "activation": "relu"},
-    "run": {"checkpoint_every": 10_000},
-}
+from etude.problems.spec import PRACTISE, Flag, Metric, ProblemSpec, YamlFile
 
 METRICS = {
     "completion_rate": Metric("completion", "tasks completed of those that arrived"),
@@ -21,11 +15,11 @@ METRICS = {
 SPEC = ProblemSpec(
     name="allocation",
     summary="Which agent takes which task, how much of its capacity it gets, and who works together.",
-    settings="etude.problems.allocation.settings:AllocationSettings",
+    settings="etude.problems.allocation.problem:AllocationSettings",
     sections=("allocation", "network"),
-    learners={PRACTISE: "etude.problems.allocation.learners:practise_allocation"},
-    load="etude.problems.allocation.learners:load",
-    problem="etude.problems.allocation.learners:make_problem",
+    learners={PRACTISE: "etude.problems.allocation.problem:practise_allocation"},
+    load="etude.problems.allocation.loaded:load",
+    problem="etude.problems.allocation.problem:make_problem",
     metrics=METRICS,
     record="etude.problems.allocation.behaviour:RecordingActor",
     report="etude.problems.allocation.report:report",
@@ -54,26 +48,7 @@ SPEC = ProblemSpec(
         ),
         Flag(name="--max-steps", setting="run.max_steps", type=int, help="Budget of environment steps."),
     ),
-    presets={
-        "document": DOCUMENT,
-        # Short rollouts and a short horizon of credit, for a problem that rewards at once.
-        "quick": {
-            "ppo": {
-                "steps": 8,
-                "minibatch": 512,
-                "lr": 4e-3,
-                "gamma": 0.8,
-                "gae_lambda": 0.8,
-                "clip_coef": 0.4,
-                "entropy_coef": 0.0,
-            },
-            "run": {"max_steps": 100_000},
-        },
-        "wide": {
-            "ppo": {"envs": 1024, "epochs": 4, "minibatch": 8192, "lr": 5e-3},
-            "run": {"max_steps": 3_000_000, "eval_every": 250_000, "checkpoint_every": 500_000},
-        },
-    },
+    presets=YamlFile(__name__, "presets.yaml"),
     variants=(
         "allocation.variant",
         {

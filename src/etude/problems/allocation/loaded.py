@@ -13,8 +13,10 @@ from torch import Generator, Tensor, nn
 
 from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
 from etude.contracts.errors import DataError, ObservationError
+from etude.learning.artefact import Artefact, load_weights
 from etude.learning.compute import one_thread
-from etude.problems.allocation.problem import AllocationProblem
+from etude.learning.settings import read_own
+from etude.problems.allocation.problem import AllocationProblem, AllocationSettings, make_problem
 from etude.problems.allocation.world import COLUMNS
 from etude.problems.base import Obs
 
@@ -28,17 +30,9 @@ class LoadedPolicy:
     """A Decider for allocation. `act` answers `document` with an array (agents, 3), `matched` with named arrays."""
 
     def __init__(
-        self,
-        policy: nn.Module,
-        problem: AllocationProblem,
-        *,
-        seed: int = 0,
-        step: int = 0,
-        version: str = "",
-        explores: bool = False,
+        self, policy: nn.Module, problem: AllocationProblem, *, seed: int = 0, step: int = 0, version: str = ""
     ) -> None:
-        """`version` names the weights and whether it `explores`: then `decide` samples instead of taking the mode."""
-        self.problem, self.version, self.step, self.explores = problem.name, version, step, explores
+        self.problem, self.version, self.step = problem.name, version, step
         self._policy: Any = policy.to("cpu").train(False)
         self._generator = Generator().manual_seed(seed)
         # The policy takes what the world shows.
@@ -46,7 +40,6 @@ class LoadedPolicy:
         self._shapes = {name: tuple(value.shape[1:]) for name, value in shown.items()}
         self._masks = {name for name, value in shown.items() if value.dtype == torch.bool}
         self._named = problem.config.variant == "matched"
-        self._is_discrete = problem.network.distribution == "mixed"
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -62,46 +55,33 @@ class LoadedPolicy:
         and the answer has one too. In `matched`, `accept` holds the chosen slot, or the number of slots for none.
         """
         obs, is_batch = self._read(observation)
+        generator = self._generator
+        if rng is not None:
+            generator = Generator().manual_seed(rng if isinstance(rng, int) else int(rng.integers(2**63)))
         with torch.inference_mode(), one_thread(only=len(next(iter(obs.values()))) <= SINGLE_THREAD_BATCH):
-            action = self._policy.choose(obs, greedy=deterministic, generator=self._generator_of(rng))
+            action = self._policy.choose(obs, greedy=deterministic, generator=generator)
         return self._write(action if is_batch else {name: value[0] for name, value in action.items()})
 
     def decide(self, request: DecisionRequest) -> Decision:
-        """The action for the one observation in `request.context`, as plain lists; samples come from `request.seed`.
-
-        The propensity is the joint probability of all agents' parts; it is unknown where actions are continuous.
-        """
+        """The most probable action for the one observation in `request.context`, as plain lists."""
         try:
             obs, is_batch = self._read(request.context)
         except ObservationError as error:
             raise DataError(f"context: {error}") from error
         if is_batch:
             raise DataError("context: the observation has a batch axis: expected one observation per request")
-        generator = Generator().manual_seed(request.seed)
         with torch.inference_mode(), one_thread(only=True):
-            sampled = self._policy.act(obs, greedy=not self.explores, generator=generator)
-        action = _plain(self._write({name: value[0] for name, value in sampled.action.items()}))
-        propensity = self._propensity(sampled.log_prob) if self.explores else 1.0
-        version = self.version or "unknown"
+            chosen = self._policy.choose(obs, greedy=True)
+        action, version = _plain(self._write({k: v[0] for k, v in chosen.items()})), self.version or "unknown"
         logged = LoggedDecision(
             problem=self.problem,
             at_ms=request.at_ms,
             context=_plain(request.context),
             action=action,
-            propensity=propensity,
+            propensity=1.0,
             policy=version,
         )
-        return Decision(action=action, propensity=propensity, policy=version, logged=(logged,))
-
-    def _propensity(self, log_prob: Tensor) -> float | None:
-        """From (1,) or (1, agents); None where it is a density, or too small for a float."""
-        return (math.exp(float(log_prob.double().sum())) or None) if self._is_discrete else None
-
-    def _generator_of(self, rng: np.random.Generator | int | None) -> Generator:
-        if rng is None:
-            return self._generator
-        seed = rng if isinstance(rng, int) else int(rng.integers(2**63))
-        return Generator().manual_seed(seed)
+        return Decision(action=action, propensity=1.0, policy=version, logged=(logged,))
 
     def _read(self, observation: Observation) -> tuple[Obs, bool]:
         if isinstance(observation, Mapping):
@@ -165,3 +145,10 @@ def _numbers(value: ArrayLike, what: str) -> NDArray[np.float32]:
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         raise ObservationError(f"{what} has {array[where]} at {where}: expected finite numbers")
     return array
+
+
+def load(artefact: Artefact, *, seed: int = 0) -> LoadedPolicy:
+    problem = make_problem(read_own(AllocationSettings, artefact.manifest.settings, source=artefact.path))
+    network = problem.policy()
+    load_weights(network, artefact)
+    return LoadedPolicy(network.eval(), problem, seed=seed, step=artefact.manifest.step, version=artefact.version)

@@ -1,16 +1,8 @@
 """The `matched` variant, a realistic task allocation: every agent may take any waiting task, and good matches pay.
 
-queue     tasks wait in `slots`; type, work, priority and deadline are observed. They arrive in bursts.
-accept    an agent chooses a waiting slot, or `slots` to wait; it holds up to HANDS tasks. If several choose the same
-          slot, the one with the lowest index gets it.
-allocate  the share of its capacity that goes to the oldest task it holds; all of them share the rest evenly.
-collaborate  agents above .5 are paired, strongest matrix entry first. A pair loses a tenth of both capacities and
-          multiplies the progress of both by .7 + .8·entry. The entry grows with use and decays without.
-reward    expertise·priority on taking; 10·priority·expertise·(1 + share of the time left) on completion;
-          −5·priority for a task that misses its deadline or arrives at a full queue.
-credit    the reward is credited by agent and sums to the team's: each agent gets what it earned beyond what the
-          average agent would have earned on that task, and all share the rest equally. Otherwise agents would learn
-          to take tasks away from experts.
+`docs/02-allocation.md` has its rules. The reward is credited by agent and sums to the team's: each agent gets what it
+earned beyond what the average agent would have earned on that task, and all share the rest equally. Otherwise agents
+would learn to take tasks away from experts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Allocation as a Problem: its worlds, networks and baselines from one configuration."""
+"""Allocation as a Problem: its worlds, networks and baselines from one configuration; how it learns."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from etude.contracts.errors import ConfigError
+from etude.learning.practise import practise
+from etude.learning.requests import LearnRequest
+from etude.learning.run import About, Run
+from etude.learning.run_folder import RunFolder
+from etude.problems.allocation import SPEC
 from etude.problems.allocation.baselines import baselines
 from etude.problems.allocation.network import EntityPolicy, MLPPolicy, NetworkConfig
 from etude.problems.allocation.world import AllocationConfig, AllocationWorld, make_world
 from etude.problems.base import Actor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationSettings:
+    """The sections of etude.yaml that allocation reads."""
+
+    allocation: AllocationConfig = field(default_factory=AllocationConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +70,24 @@ class AllocationProblem:
     def _kind(self) -> str:
         automatic = "mlp" if self.config.variant == "document" else "entity"
         return automatic if self.network.kind == "auto" else self.network.kind
+
+
+def make_problem(own: AllocationSettings) -> AllocationProblem:
+    return AllocationProblem(config=own.allocation, network=own.network)
+
+
+def practise_allocation(request: LearnRequest) -> Run:
+    settings = request.settings
+    problem = make_problem(settings.own(AllocationSettings))
+    size = problem.config
+    about = About(
+        problem=SPEC.name,
+        method=request.method,
+        title=f"{SPEC.name} {size.variant} {size.agents}×{size.slots}",
+        unit="steps",
+        budget=f"{settings.run.max_steps:,}",
+        score="return",
+        settings=settings.sections(*SPEC.sections, "ppo", "run", "health", "curriculum"),
+        policy_sections=SPEC.sections,
+    )
+    return practise(about, problem, settings.practice(), RunFolder(request.out))

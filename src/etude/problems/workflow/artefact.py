@@ -16,13 +16,12 @@ from etude.learning.run_folder import find_policy
 from etude.learning.settings import read_own
 from etude.problems.catalogue import Catalogue, parse_catalogue
 from etude.problems.workflow import SPEC
-from etude.problems.workflow.encode import KnownNames
+from etude.problems.workflow.encode import KnownNames, TextReader
 from etude.problems.workflow.memory import Memory
-from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.network import PlannerConfig, make_plan_policy
 from etude.problems.workflow.office.problem import PretrainedPlanner
 from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.settings import WorkflowSettings
-from etude.problems.workflow.training_set import TextReader
 from etude.text.encoders import make_encoder
 
 CATALOGUE = "catalogue.json"
@@ -34,17 +33,6 @@ def make_reader(config: PlannerConfig) -> TextReader:
 
         return TextReader(encoder=make_encoder("minilm"), tokenise=tokenise, network=MiniLM.pretrained)
     return TextReader(encoder=make_encoder(config.encoder.removesuffix("-frozen")))
-
-
-def make_plan_policy(own: WorkflowSettings, known: KnownNames, reader: TextReader) -> PlanPolicy:
-    return PlanPolicy(
-        own.planner,
-        text_width=reader.encoder.width,
-        known_types=len(known.task_types),
-        known_workers=len(known.workers),
-        nodes=own.limits.max_nodes,
-        reader=reader.network and reader.network(own.planner.dropout),
-    )
 
 
 def planner_parts(catalogue: Catalogue, known: KnownNames, memory: Mapping[str, Tensor] | None = None) -> PolicyParts:
@@ -83,10 +71,10 @@ def read_catalogue_of(artefact: Artefact) -> Catalogue:
 
 
 def load(artefact: Artefact) -> Planner:
-    """The planner of an artefact, with the catalogue it was trained on."""
+    """The planner of an artefact, with the catalogue it was trained on; it has no dropout, so that it can practise."""
     pretrained, own = read_pretrained(artefact)
     reader = make_reader(own.planner)
-    policy = make_plan_policy(own, pretrained.known, reader)
+    policy = make_plan_policy(own.planner.without_dropout(), pretrained.known, reader, own.limits)
     load_weights(policy, artefact)
     return Planner(
         policy.eval(),

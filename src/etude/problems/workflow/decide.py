@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -48,7 +47,6 @@ Choosers = Callable[[Rules, str], Chooser]
 """Reads an instruction, for which it is then chosen. The same instruction gives an equal chooser."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkflowDecider:
     """A `contracts.ports.Decider` of workflows.
 
@@ -58,18 +56,12 @@ class WorkflowDecider:
     those of the state and those before them.
     """
 
-    version: str
-    catalogue: Catalogue
-    limits: Limits
-    choosers: Choosers
-    problem: str = field(default=PROBLEM, init=False)
-    rules: Rules = field(init=False, repr=False)
-    _chooser: Callable[[str], Chooser] = field(init=False, repr=False)
+    problem = PROBLEM
 
-    def __post_init__(self) -> None:
-        rules = Rules(self.catalogue, self.limits)
-        object.__setattr__(self, "rules", rules)
-        object.__setattr__(self, "_chooser", lru_cache(MAX_CHOOSERS)(partial(self.choosers, rules)))
+    def __init__(self, *, version: str, catalogue: Catalogue, limits: Limits, choosers: Choosers) -> None:
+        self.version, self.catalogue, self.limits, self.choosers = version, catalogue, limits, choosers
+        self.rules = Rules(catalogue, limits)
+        self._chooser = lru_cache(MAX_CHOOSERS)(partial(choosers, self.rules))
 
     @torch.inference_mode()
     def decide(self, request: DecisionRequest) -> Decision:

@@ -15,7 +15,6 @@ from itertools import accumulate, pairwise
 from unicodedata import combining, east_asian_width
 from zlib import crc32
 
-from etude.contracts.errors import PlanError
 from etude.problems.workflow.plan import Node, Plan
 
 BOX_WIDTH, BOX_HEIGHT, BOX_ROOM, TRACK_ROOM = 152.0, 62.0, 43.0, 6.0  # room: half of what an item takes of its layer
@@ -95,7 +94,6 @@ def to_svg(
     `status` has a word of `STATUS` for each node, `notes` one each. On a page with several plans, `colours` are
     those of all of them.
     """
-    _check(plan, status)
     graph = _graph(plan)
     y, bottom = _heights(graph, _order(graph))
     x = _columns(graph, y)
@@ -124,14 +122,6 @@ def to_svg(
         out += _box(i, node, corner, colours[_clean(node.task_type)], status[i] if status else "")
         out += _note(notes[i], corner) if notes else ""
     return f"{out}</svg>\n".encode("ascii", "xmlcharrefreplace").decode()
-
-
-def _check(plan: Plan, status: Sequence[str] | None) -> None:
-    if status is not None and len(status) != len(plan.nodes):
-        raise PlanError(f"{len(status)} states for a plan of {len(plan.nodes)} nodes: expected one each")
-    for i, word in enumerate(status or ()):
-        if word not in STATUS:
-            raise PlanError(f"node {i} has status {word!r}, expected one of {', '.join(STATUS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +23,19 @@ from etude.problems.workflow.examples import Example, described
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.plan import Limits
+from etude.problems.workflow.similarity import SimilarityEncoder
 from etude.text.sentence import sentences
 
 MAX_TOKENS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextReader:
+    """Reads texts: an encoder for all of them, and a tokeniser for instructions where their encoder is fine-tuned."""
+
+    encoder: TextEncoder
+    tokenise: Callable[[Sequence[str]], list[list[int]]] | None = None
+    network: Callable[[float], torch.nn.Module] | None = None  # from a dropout rate to the encoder to fine-tune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +49,8 @@ class EncodedInstructions:
     similarity: Tensor  # (rows, T, SIMILARITIES): to the task types of a catalogue
 
     def to(self, device: torch.device | str) -> EncodedInstructions:
-        vectors = None if self.vectors is None else self.vectors.to(device)
-        tokens, mask, votes, similarity = (x.to(device) for x in (self.tokens, self.mask, self.votes, self.similarity))
-        return EncodedInstructions(tokens=tokens, vectors=vectors, mask=mask, votes=votes, similarity=similarity)
+        moved: dict[str, Any] = {name: x if x is None else x.to(device) for name, x in vars(self).items()}
+        return EncodedInstructions(**moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +159,22 @@ def make_policy_context(
         links=codes[there],
         link_columns=memory.columns - len(codes) + order[there],
     )
+
+
+def read_context(
+    reader: TextReader,
+    catalogue: Catalogue,
+    limits: Limits,
+    known: KnownNames,
+    memory: Memory,
+    texts: Sequence[str],
+    votes: Tensor | None = None,
+) -> PolicyContext:
+    """The context of a network about these instructions, by default with the memory's votes."""
+    votes = memory.votes(reader.encoder, texts) if votes is None else votes
+    similarity = SimilarityEncoder(reader.encoder, catalogue.task_types)(texts)
+    encoded = encode_instructions(reader.encoder, texts, votes, similarity, reader.tokenise)
+    return make_policy_context(reader.encoder, catalogue, limits, known, memory, encoded)
 
 
 def type_columns(policy_context: PolicyContext, votes: Tensor) -> Tensor:

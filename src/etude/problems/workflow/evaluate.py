@@ -71,7 +71,7 @@ def compare_in_office(request: EvaluateRequest) -> Comparison:
     if not is_simulated(folder):
         raise ConfigError(
             f"{request.run} did not learn in a simulated world: measure a planner on data, expert workflows, "
-            "or on a dataset of logged decisions, and a router on replay, recorded outcomes"
+            "or on a dataset of logged decisions"
         )
     problem, policies = read_office(request.run)
     actors = {name: greedy(policy) for name, policy in policies.items()}

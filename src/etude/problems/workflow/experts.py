@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.grammar import Correction, Rules, Status, at
-from etude.problems.workflow.office import phrases
+from etude.problems.workflow.office.phrases import PHRASES
 from etude.problems.workflow.office.scenarios import Scenarios, from_examples
 from etude.problems.workflow.office.world import (
     SKILL_AFTER_FAILURE,
@@ -51,15 +51,12 @@ def baselines(
     rules, read = tables.rules, read_all(tables.scenarios)
     widest = tables.worth(config).nan_to_num(neginf=0).sum(0)  # (W,): the best single worker by its true skills
 
-    def prefer_cheap(obs: Obs, task_type: Tensor) -> Tensor:
-        return -obs["price"]
-
     def single(obs: Obs, task_type: Tensor) -> Tensor:
         return torch.where(widest == widest.max(), 1.0, -obs["price"])
 
     actors: dict[str, Actor] = {
         "random": random_choice(rules),
-        "cheapest": RulePlanner(rules, read, worker=prefer_cheap, correction=retry_only),
+        "cheapest": RulePlanner(rules, read, worker=lambda obs, task_type: -obs["price"], correction=retry_only),
         "best_single": RulePlanner(rules, read, worker=single, correction=retry_only),
         "greedy": RulePlanner(rules, read, worker=by_reputation(rules), correction=retry_only),
         "rules": RulePlanner(rules, read, worker=by_reputation(rules), correction=retry_then_switch),
@@ -151,9 +148,8 @@ class Oracle(RulePlanner):
         count = min(MAX_CANDIDATES, int((worth > -torch.inf).sum(1).max()))
         self.able = worth.topk(count, 1).indices  # (T, M)
         one = 2 ** torch.arange(count, device=worth.device)
-        self.joined = (
-            torch.arange(2**count, device=worth.device)[:, None] | one
-        )  # (sets, M): a set with one worker more
+        # (sets, M): a set with one worker more.
+        self.joined = torch.arange(2**count, device=worth.device)[:, None] | one
         self._seen: Obs = {}  # the episodes that the tables below are for
         self._values, self._choices = torch.empty(0), torch.empty(0)
 
@@ -227,9 +223,8 @@ class Oracle(RulePlanner):
         used_up = attempts >= limits.max_attempts
         replans = limits.max_replans - obs["replans"] - used_up.long()
         left = limits.max_corrections - obs["corrections"] - failed.long()
-        first = ((obs["types"] < 0) | (obs["status"] == Status.DONE)).all(
-            1
-        )  # after a replan, the failed node comes first
+        # After a replan, the failed node comes first.
+        first = ((obs["types"] < 0) | (obs["status"] == Status.DONE)).all(1)
         tried = obs["tried"].gather(1, self.able[task_type]) & (failed | first)[:, None]  # (n, M)
         beyond = (tried * 2 ** torch.arange(tried.shape[1], device=tried.device)).sum(1)
         k = (self.types[obs["instruction"]] == task_type[:, None]).int().argmax(1)
@@ -268,7 +263,7 @@ class KeywordReader:
     """Finds task types in an instruction clause by clause: by keywords, or else by the words of descriptions."""
 
     def __init__(self, catalogue: Catalogue, *, without: set[str]) -> None:
-        patterns = (phrases.KEYWORDS.get(t.name) for t in catalogue.task_types)
+        patterns = (PHRASES.keywords.get(t.name) for t in catalogue.task_types)
         self.patterns = [re.compile(rf"\b({pattern})") if pattern else None for pattern in patterns]
         texts = ("" if t.name in without else f"{t.name} {t.description}" for t in catalogue.task_types)
         words = [set(_stems(text)) for text in texts]

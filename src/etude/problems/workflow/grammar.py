@@ -19,8 +19,8 @@ from torch import Tensor
 
 from etude.contracts.errors import CatalogueError
 from etude.problems.base import Action, Obs
-from etude.problems.catalogue import Catalogue, Worker
-from etude.problems.workflow.plan import SLACK, Limits, Node, Plan, topological_order
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.plan import SLACK, Limits, Plan, name_plan, topological_order
 
 
 class Correction(IntEnum):
@@ -92,36 +92,33 @@ class Rules:
     def begin(self, n: int) -> Obs:
         """n empty drafts with the catalogue's current prices, latencies, success rates and quotas."""
         workers = self.catalogue.workers
+        rates = (UNKNOWN_SUCCESS if w.success_rate is None else w.success_rate for w in workers)
         live = [
-            [w.cost_usd(), w.latency_ms, UNKNOWN_SUCCESS if w.success_rate is None else w.success_rate, _calls(w)]
-            for w in workers
+            [w.cost_usd() for w in workers] or [0.0],
+            [w.latency_ms for w in workers] or [0.0],
+            list(rates) or [1.0],
+            [UNLIMITED if w.quota is None else w.quota for w in workers] or [UNLIMITED],
         ]
-        placeholder = [[0.0, 0.0, 1.0, UNLIMITED]]
-        price, latency, success, calls = self._tensor(live or placeholder).T.unsqueeze(1).expand(4, n, -1).clone()
+        numbers = self._tensor(live).unsqueeze(1).expand(4, n, -1).clone()
         available = self._tensor([w.available for w in workers] or [True]).bool()
         N, zeros = self.nodes, torch.zeros(n, dtype=torch.float64, device=self.device)
         none, empty = torch.full((n, N), -1, device=self.device), zeros[:, None].expand(-1, N)
         return {
             "offered": torch.ones((n, self.types), dtype=torch.bool, device=self.device),
             "available": available.expand(n, -1).clone(),
-            "price": price,
-            "latency": latency,
-            "success": success,
-            "calls": calls,
+            **dict(zip(("price", "latency", "success", "calls"), numbers, strict=True)),
             "types": none,
             "workers": none.clone(),
             "links": torch.zeros((n, N, N), dtype=torch.bool, device=self.device),
             **{name: empty.clone() for name in ("cost", "duration", "ready", "finish")},
-            "status": torch.zeros_like(none),
-            "attempts": torch.zeros_like(none),
+            **{name: torch.zeros_like(none) for name in ("status", "attempts")},
             "length": zeros.long(),
             "spent": zeros,
             "clock": zeros.clone(),
             "failed": zeros.long() - 1,
             "error": zeros.long(),
             "tried": torch.zeros((n, self.workers), dtype=torch.bool, device=self.device),
-            "corrections": zeros.long(),
-            "replans": zeros.long(),
+            **{name: zeros.long() for name in ("corrections", "replans")},
         }
 
     def check(self, drafts: Obs) -> None:
@@ -240,15 +237,8 @@ class Rules:
             links = drafts["links"][row, :length, :length].tolist()
             needs = [[j for j, linked in enumerate(line) if linked] for line in links]
             order = topological_order(needs)
-            nodes = tuple(
-                Node(
-                    task_type=self.catalogue.task_types[types[row][i]].name,
-                    dependencies=tuple(sorted(order.index(j) for j in needs[i])),
-                    worker=self.catalogue.workers[workers[row][i]].name if self.catalogue.workers else None,
-                )
-                for i in order
-            )
-            plan = Plan(instruction=instruction, nodes=nodes)
+            named = [types[row][i] for i in order], [workers[row][i] for i in order]
+            plan = name_plan(self.catalogue, instruction, *named, [sorted(map(order.index, needs[i])) for i in order])
             plan.check(self.catalogue, self.limits)
             found.append(plan)
         return found
@@ -269,10 +259,6 @@ class Rules:
             for node in plan.nodes
         ]
         return [*found, {"correction": abort, "type": stop, "links": no_links, "worker": no_worker}]
-
-    def is_empty(self, draft: Obs) -> bool:
-        """Whether nothing has been planned yet."""
-        return not bool(draft["length"].any() or draft["replans"].any())
 
     def _append(self, d: Obs, grows: Tensor, task_type: Tensor, links: Tensor) -> tuple[Obs, Tensor]:
         """Adds a node without a worker where a draft `grows`; also returns (n, N) bool which node it is."""
@@ -394,13 +380,8 @@ class Rules:
 
 
 def _edge(limit: float | None) -> float:
-    return (
-        torch.inf if limit is None else limit * (1 + SLACK / 2)
-    )  # stricter than `Plan.check`, so that rounding cannot exceed it
-
-
-def _calls(worker: Worker) -> float:
-    return UNLIMITED if worker.quota is None else worker.quota
+    """Stricter than `Plan.check`, so that rounding cannot exceed it."""
+    return torch.inf if limit is None else limit * (1 + SLACK / 2)
 
 
 def at(x: Tensor, index: Tensor) -> Tensor:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from etude.learning.checkpoint import load_optimizer, optimizer_tensors, under
+from etude.learning.checkpoint import load_optimizer, optimizer_tensors, prefixed, under
+from etude.learning.compute import descend
 from etude.learning.run import About, Evaluated, PolicyParts, StopReason, Update
 from etude.learning.run_folder import RunFolder
 from etude.problems.base import Obs
@@ -136,10 +137,8 @@ class Imitation:
             value.copy_(weights[name])
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {f"policy.{name}": value for name, value in self.policy.state_dict().items()}
-        state |= {f"mean.{name}": value for name, value in self.mean.items()}
-        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer).items()}
-        return state | {"steps": torch.tensor(self.steps)}
+        state = prefixed("policy.", self.policy.state_dict()) | prefixed("mean.", self.mean)
+        return state | prefixed("optimizer.", optimizer_tensors(self.optimizer)) | {"steps": torch.tensor(self.steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.policy.load_state_dict(under("policy.", state))
@@ -159,10 +158,7 @@ class Imitation:
 
     def _step(self, drafts: Obs) -> Tensor:
         losses = imitation_loss(self.policy.teacher_forced_scores(drafts), drafts, self.policy, self.config)
-        self.optimizer.zero_grad(set_to_none=True)
-        losses[0].backward()
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
-        self.optimizer.step()
+        norm = descend(self.optimizer, self.policy, losses[0], max_norm=self.config.max_grad_norm)
         self.steps += 1
         share = max(1 - self.config.average, 1 / (self.steps + 1))
         torch._foreach_lerp_(list(self.mean.values()), [p.detach() for p in self.policy.parameters()], share)
@@ -330,10 +326,10 @@ class ImitationLearner:
         return StopReason.PLATEAU if self._stale() >= self._patience else StopReason.BUDGET
 
     def policy(self) -> PolicyParts:
+        memory = prefixed("memory.", self.training_set.memory.state_dict())
         with self.algorithm.averaged():
-            tensors = {f"policy.{name}": value.detach().clone() for name, value in self.net.state_dict().items()}
-        tensors |= {f"memory.{name}": value for name, value in self.training_set.memory.state_dict().items()}
-        return PolicyParts(tensors=tensors, files=self.parts.files, details=self.parts.details)
+            weights = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
+        return replace(self.parts, tensors=memory).with_weights(weights)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.algorithm.state_dict() | {f"best.{name}": value for name, value in self.best.items()}

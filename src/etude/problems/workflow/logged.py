@@ -15,18 +15,17 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import DataError
 from etude.contracts.trajectory import Trajectory
 from etude.learning.logged import Logged
 from etude.problems.base import Action, Obs
 from etude.problems.workflow.decisions import PROBLEM, Choice, Eligible, State
-from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules
-from etude.problems.workflow.progress import Live, from_state, to_draft
+from etude.problems.workflow.grammar import Correction, Rules
+from etude.problems.workflow.progress import Live, from_state, to_draft, write_live
 
 
 class _Context(Struct, frozen=True):
-    live: tuple[tuple[float, float, float, bool, float | None], ...] | None = None
+    live: tuple[Live, ...] | None = None
     state: State | None = None
 
 
@@ -85,30 +84,20 @@ def _segments(rules: Rules, number: int, trajectory: Trajectory) -> list[_Segmen
         context = msgspec.convert(decision.context or {}, _Context)
         read = (msgspec.convert(decision.action, Choice), msgspec.convert(decision.eligible, Eligible))
         _check(rules, *read)
-        live = [Live(*worker) for worker in context.live] if context.live is not None else live
+        live = context.live if context.live is not None else live
         follows = context.state is None and place > 0
         if follows and segments:
             segments[-1].decisions.append((*read, decision.propensity))
         else:
-            draft = _draft(rules, context, live, decision) if context.state is not None else None
-            segments.append(
-                _Segment(
-                    trajectory=number,
-                    first=place,
-                    draft=draft,
-                    live=live,
-                    decisions=[(*read, decision.propensity)],
-                )
-            )
+            draft = None
+            if context.state is not None:
+                progress = from_state(context.state)
+                if len(progress.steps) > rules.nodes:
+                    raise ValueError(f"a plan of {len(progress.steps)} nodes, more than the {rules.nodes} allowed")
+                draft = to_draft(rules, progress, live, now_ms=decision.at_ms)
+            decisions = [(*read, decision.propensity)]
+            segments.append(_Segment(trajectory=number, first=place, draft=draft, live=live, decisions=decisions))
     return segments
-
-
-def _draft(rules: Rules, context: _Context, live: Sequence[Live], decision: LoggedDecision) -> Obs:
-    assert context.state is not None
-    progress = from_state(context.state)
-    if len(progress.steps) > rules.nodes:
-        raise ValueError(f"a plan of {len(progress.steps)} nodes, more than the {rules.nodes} that are allowed")
-    return to_draft(rules, progress, live, now_ms=decision.at_ms)
 
 
 def _check(rules: Rules, choice: Choice, eligible: Eligible) -> None:
@@ -158,15 +147,7 @@ def _begun(rules: Rules, segments: Sequence[_Segment]) -> Obs:
     drafts["instruction"] = torch.tensor([segment.trajectory for segment in segments], dtype=torch.long)
     fresh = [i for i, segment in enumerate(segments) if segment.draft is None and segment.live]
     if fresh:
-        crews = [segments[i].live for i in fresh]
-        calls = [[UNLIMITED if w.calls is None else float(w.calls) for w in crew] for crew in crews]
-        numbers = torch.tensor(
-            [[(w.usd, w.latency_ms, w.success) for w in crew] for crew in crews], dtype=torch.float64
-        )
-        for k, name in enumerate(("price", "latency", "success")):
-            drafts[name][fresh] = numbers[:, :, k]  # (fresh, W)
-        drafts["calls"][fresh] = torch.tensor(calls, dtype=torch.float64)
-        drafts["available"][fresh] = torch.tensor([[w.available for w in crew] for crew in crews])
+        write_live(drafts, fresh, [segments[i].live for i in fresh])
     begun = [i for i, segment in enumerate(segments) if segment.draft is not None]
     for name in drafts.keys() - {"instruction"} if begun else ():
         drafts[name][begun] = torch.cat([draft[name] for i in begun if (draft := segments[i].draft) is not None])

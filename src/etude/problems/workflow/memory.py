@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,16 +92,17 @@ def fit_memory(
     counts = count_matrix(texts)
     idf = inverse_document_frequency(counts)
     grams, vectors = tfidf(counts, idf), sentences(encoder, texts)
-    pairs, links = _index(examples, types)
-    targets = _indicators(examples, types, pairs, links)
+    pairs, links = [_steps(example, types) for example in examples], [_links(example) for example in examples]
+    distinct = [list(dict.fromkeys(chain.from_iterable(found))) for found in (pairs, links)]
+    targets = _indicators([[e.targets.task_types for e in examples], pairs, links], [range(types), *distinct])
     gram_matrix = _kernel(grams, vectors, csr_array(grams.T), vectors)
     inverse = np.linalg.inv(gram_matrix.astype(np.float64) + ridge * np.eye(len(texts)))
     weights = inverse @ targets
     left_out = targets - weights / np.diag(inverse)[:, None]
     memory = Memory(
         types=types,
-        pairs=torch.tensor(list(pairs), dtype=torch.long).view(-1, 2),
-        links=torch.tensor(list(links), dtype=torch.long).view(-1, 2),
+        pairs=torch.tensor(distinct[0], dtype=torch.long).view(-1, 2),
+        links=torch.tensor(distinct[1], dtype=torch.long).view(-1, 2),
         grams=grams,
         idf=idf,
         vectors=vectors,
@@ -126,23 +129,13 @@ def _links(example: Example) -> list[tuple[int, int]]:
     return [(t.task_types[j], t.task_types[i]) for i, earlier in enumerate(t.dependencies) for j in earlier]
 
 
-def _index(examples: Sequence[Example], types: int) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-    pairs: dict[tuple[int, int], int] = {}
-    links: dict[tuple[int, int], int] = {}
-    for example in examples:
-        for pair in _steps(example, types):
-            pairs.setdefault(pair, len(pairs))
-        for link in _links(example):
-            links.setdefault(link, len(links))
-    return pairs, links
-
-
-def _indicators(
-    examples: Sequence[Example], types: int, pairs: Mapping[tuple[int, int], int], links: Mapping[tuple[int, int], int]
-) -> NDArray[np.float64]:
-    indicators = np.zeros((len(examples), types + len(pairs) + len(links)))
-    for row, example in enumerate(examples):
-        indicators[row, list(example.targets.task_types)] = 1
-        indicators[row, [types + pairs[pair] for pair in _steps(example, types)]] = 1
-        indicators[row, [types + len(pairs) + links[link] for link in _links(example)]] = 1
-    return indicators
+def _indicators(found: Sequence[Sequence[Sequence[Any]]], columns: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
+    """(examples, all columns): 1 for what each example has, of each kind by the columns of that kind."""
+    blocks = []
+    for per_example, names in zip(found, columns, strict=True):
+        place = {name: i for i, name in enumerate(names)}
+        block = np.zeros((len(per_example), len(place)))
+        for row, own in enumerate(per_example):
+            block[row, [place[name] for name in own]] = 1
+        blocks.append(block)
+    return np.concatenate(blocks, 1)

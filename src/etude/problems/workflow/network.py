@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, cast
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -25,8 +25,9 @@ from etude.contracts.errors import ConfigError
 from etude.problems.base import Action, Evaluation, Obs, Sampled
 from etude.problems.distributions import Threshold, masked, sample_categorical
 from etude.problems.workflow.attention import Block, Packing, Pair, rotary_angles
-from etude.problems.workflow.encode import MAX_TOKENS, PolicyContext, type_columns
+from etude.problems.workflow.encode import MAX_TOKENS, KnownNames, PolicyContext, TextReader, type_columns
 from etude.problems.workflow.grammar import Correction, Rules, Status, at
+from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.similarity import SIMILARITIES, WHERE
 
 ERRORS = 8
@@ -78,15 +79,8 @@ class PlannerConfig:
 
     def without_dropout(self) -> PlannerConfig:
         """The same network without dropout and without noise."""
-        return replace(
-            self,
-            dropout=0.0,
-            word_dropout=0.0,
-            word_noise=0.0,
-            vote_dropout=0.0,
-            similarity_dropout=0.0,
-            name_dropout=0.0,
-        )
+        rates: dict[str, Any] = {f.name: 0.0 for f in fields(self) if f.name.endswith("dropout")}
+        return replace(self, word_noise=0.0, **rates)
 
 
 OF_INSTRUCTIONS = ("mask", "votes", "similarity", "close", "mentioned", "places")
@@ -544,9 +538,8 @@ class PlanPolicy(nn.Module):
         for_type = F.pad(for_type, (0, 1))[:, None].expand_as(scores)  # (n, t, T + 1)
         pairs = reading.votes[:, len(self.type_class) :][:, : len(context.pairs)]
         after = (context.pairs[:, 0] == last[..., None]) * pairs[:, None]  # (n, t, pairs)
-        next_ = torch.zeros_like(scores).index_add(
-            2, context.pairs[:, 1].clamp(min=0), after * (context.pairs[:, 1] >= 0)
-        )
+        known, target = context.pairs[:, 1] >= 0, context.pairs[:, 1].clamp(min=0)
+        next_ = torch.zeros_like(scores).index_add(2, target, after * known)
         next_ = next_ * F.pad(reading.named, (0, 1), value=True)
         again = F.pad(used, (0, 1)).float()
         features = torch.stack([VOTE_SCALE * for_type * (1 - again), VOTE_SCALE * next_, again, for_type], 3)
@@ -560,9 +553,8 @@ class PlanPolicy(nn.Module):
         gates: Tensor = self.mention_gate(h)
         scores = scores + F.pad((mentions @ gates[..., None])[..., 0], (0, 1))
 
-        familiar, unfamiliar = (
-            gate @ reading.similarity.mT for gate in self.similarity_gate(h).chunk(2, 2)
-        )  # (n, t, T) each
+        # (n, t, T) each
+        familiar, unfamiliar = (gate @ reading.similarity.mT for gate in self.similarity_gate(h).chunk(2, 2))
         similarity = reading.familiar * reading.close * familiar + (1 - reading.familiar) * unfamiliar
         return scores + F.pad(similarity * (1 - used.float()), (0, 1))
 
@@ -588,6 +580,18 @@ class PlanPolicy(nn.Module):
         scores: Tensor = self.worker_query(context) @ keys.mT / math.sqrt(keys.shape[2])
         live: Tensor = self.worker_live(context) @ _live(obs).mT
         return scores + live
+
+
+def make_plan_policy(config: PlannerConfig, known: KnownNames, reader: TextReader, limits: Limits) -> PlanPolicy:
+    """An untrained policy for the names in its training data."""
+    return PlanPolicy(
+        config,
+        text_width=reader.encoder.width,
+        known_types=len(known.task_types),
+        known_workers=len(known.workers),
+        nodes=limits.max_nodes,
+        reader=reader.network and reader.network(config.dropout),
+    )
 
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -16,11 +16,12 @@ from etude.learning.run import About, Run
 from etude.learning.run_folder import RunFolder
 from etude.problems.catalogue import Catalogue, read_catalogue
 from etude.problems.workflow import SPEC, data_files
-from etude.problems.workflow.artefact import CATALOGUE, make_plan_policy, make_reader, planner_parts
+from etude.problems.workflow.artefact import CATALOGUE, make_reader, planner_parts
 from etude.problems.workflow.decisions import catalogue_id
 from etude.problems.workflow.examples import Example, read_examples, to_examples
 from etude.problems.workflow.experts import expert_examples
 from etude.problems.workflow.imitation import ImitationLearner
+from etude.problems.workflow.network import make_plan_policy
 from etude.problems.workflow.office.problem import without_new_entries
 from etude.problems.workflow.office.world import Tables
 from etude.problems.workflow.settings import WorkflowSettings
@@ -63,7 +64,7 @@ def imitate(request: LearnRequest) -> Run:
             data=tuple(hashes),
             extra={"phase": 1},
         ),
-        make_plan_policy(own, merged.known, reader),
+        make_plan_policy(own.planner, merged.known, reader, limits),
         make(learn, held_out),
         lambda: make(sorted(learn + held_out), held_out[:1]),
         config,

@@ -16,7 +16,7 @@ from etude.learning.practise import practise
 from etude.learning.requests import LearnRequest
 from etude.learning.run import About, Run
 from etude.learning.run_folder import RunFolder, find_policy, find_root
-from etude.learning.settings import LearningSettings, read_own
+from etude.learning.settings import read_own
 from etude.problems.spec import IMITATE, PRACTISE
 from etude.problems.workflow import SPEC, data_files
 from etude.problems.workflow.artefact import load, make_reader, planner_parts, read_catalogue_of, read_pretrained
@@ -48,12 +48,18 @@ def practise_workflow(request: LearnRequest) -> Run:
     data = data_files(request.inputs)
     given, hashes = _read_scenarios(data, earlier, settings.run.seed) if data else _kept_scenarios(checkpoint, parent)
     own = settings.own(WorkflowSettings)
-    if given is None:
-        _check_task_types(pretrained, checkpoint)
-    else:
+    unknown = unknown_in_office(pretrained.known.task_types)
+    if given is not None:
         _check_shift(own.office.shift, given)
+    elif unknown:
+        raise ConfigError(
+            f"{checkpoint} plans with task types that the simulated office does not have, such as {min(unknown)!r}: "
+            "give data, the plans that it is to practise on"
+        )
     own = _continued(own, earlier, checkpoint, again=given if data else None)
     phase = own.training.phase2_rl
+    run_config = phase.run(settings.run)
+    kept = settings.model_copy(update={name: getattr(own, name) for name in SPEC.sections} | {"run": run_config})
     problem, folder = _practice(own, pretrained, given), RunFolder(request.out)
     new_tools = own.office.shift == "new_tool"
     catalogue = problem.scenarios.catalogue if new_tools else without_new_entries(problem.scenarios)
@@ -65,7 +71,7 @@ def practise_workflow(request: LearnRequest) -> Run:
             unit="steps",
             budget=f"{phase.num_episodes:,} workflows",
             score="return",
-            settings=_sections(settings, own),
+            settings=kept.sections(*SPEC.sections, "run", "health"),
             policy_sections=SPEC.sections,
             encoder=problem.reader.encoder.name,
             catalogue=catalogue_id(catalogue),
@@ -75,7 +81,7 @@ def practise_workflow(request: LearnRequest) -> Run:
             remarks=(f"continuing from {checkpoint}", *_practised_on(problem, given, parent, hashes, checkpoint)),
         ),
         problem,
-        replace(settings.practice(), ppo=phase.ppo(), run=phase.run(settings.run), curriculum=()),
+        replace(settings.practice(), ppo=phase.ppo(), run=run_config, curriculum=()),
         folder,
         validation=replace(problem, part="choose"),
         parts=planner_parts(catalogue, pretrained.known, pretrained.memory.state_dict()),
@@ -103,12 +109,6 @@ def _practised_on(
             f"{checkpoint} learned from the same file, so it knows the held-out examples too: practise on others if "
             "there are any, and measure with `etude evaluate` on data of its own"
         )
-
-
-def _sections(settings: LearningSettings, own: WorkflowSettings) -> dict[str, Any]:
-    run = own.training.phase2_rl.run(settings.run)
-    kept = settings.model_copy(update={name: getattr(own, name) for name in SPEC.sections} | {"run": run})
-    return kept.sections(*SPEC.sections, "run", "health")
 
 
 def _continued(
@@ -161,15 +161,6 @@ def _kept_scenarios(path: Path, policy: Artefact) -> tuple[Scenarios | None, lis
 def unknown_in_office(task_types: Iterable[str]) -> set[str]:
     """Task types that the simulated office does not have."""
     return set(task_types) - {t.name for t in OFFICE_CATALOGUE.task_types}
-
-
-def _check_task_types(pretrained: PretrainedPlanner, checkpoint: Path) -> None:
-    unknown = unknown_in_office(pretrained.known.task_types)
-    if unknown:
-        raise ConfigError(
-            f"{checkpoint} plans with task types that the simulated office does not have, such as {min(unknown)!r}: "
-            "give data, the plans that it is to practise on, or replay, recorded outcomes"
-        )
 
 
 def _check_shift(shift: str, given: Scenarios) -> None:

@@ -99,6 +99,24 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise PlanError(f"the plan takes {max(finish):g} ms, the limit is {limits.max_time_ms:g}")
 
 
+def name_plan(
+    catalogue: Catalogue,
+    instruction: str,
+    task_types: Sequence[int],
+    workers: Sequence[int] | None,
+    dependencies: Sequence[Sequence[int]],
+) -> Plan:
+    """The plan with these ids of the catalogue, with its names in place of ids; nodes are in topological order."""
+    chosen = [catalogue.workers[i].name for i in workers] if workers and catalogue.workers else [None] * len(task_types)
+    return Plan(
+        instruction=instruction,
+        nodes=tuple(
+            Node(task_type=catalogue.task_types[kind].name, dependencies=tuple(needs), worker=worker)
+            for kind, needs, worker in zip(task_types, dependencies, chosen, strict=True)
+        ),
+    )
+
+
 def topological_order(dependencies: Sequence[Sequence[int]]) -> list[int]:
     """Indices in topological order, in the given order where possible; PlanError where there is a cycle."""
     left = list(range(len(dependencies)))

@@ -18,13 +18,18 @@ from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import Chooser, WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
 from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily
-from etude.problems.workflow.encode import KnownNames, PolicyContext, encode_instructions, make_policy_context
+from etude.problems.workflow.encode import (
+    KnownNames,
+    PolicyContext,
+    TextReader,
+    encode_instructions,
+    make_policy_context,
+)
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlanPolicy
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.similarity import SimilarityEncoder
-from etude.problems.workflow.training_set import TextReader
 
 MAX_INSTRUCTION_CHARS = 20_000
 """What is read of an instruction; networks read its first hundred tokens, the memory all of these characters."""
@@ -105,7 +110,7 @@ class Planner:
 
         def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
             with one_thread(only=True):
-                if not explore and rules.is_empty(draft):
+                if not explore and not bool(draft["length"].any() or draft["replans"].any()):  # nothing is planned yet
                     plan = plan_by_beam(policy, draft, instruction, beam=self.beam, reading=reading)
                     return [(action, 1.0) for action in rules.actions(plan)]
                 state = policy.encode_drafts(draft, reading)
@@ -119,6 +124,10 @@ class Planner:
         if not all(text.strip() for text in instructions):
             raise PlanError("the instruction is empty: say what is to be done")
         texts = [text.strip()[:MAX_INSTRUCTION_CHARS] for text in instructions]
+        return self.policy.view(self.context(texts))
+
+    def context(self, texts: Sequence[str]) -> PolicyContext:
+        """What the network decides with about these instructions."""
         votes = self.memory.votes(self.reader.encoder, texts)
         encoded = encode_instructions(self.reader.encoder, texts, votes, self._similarity(texts), self.reader.tokenise)
-        return self.policy.view(replace(self._context, encoded=encoded))
+        return replace(self._context, encoded=encoded)

@@ -6,6 +6,7 @@ was spent and when it ended instead of what was expected. `amend` is `Rules.amen
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -132,58 +133,30 @@ class Progress:
             step.cost_usd, step.latency_ms, step.ready_ms = live[step.worker].usd, live[step.worker].latency_ms, now_ms
 
 
+OF_PROGRESS = ("spent_usd", "clock_ms", "corrections", "replans", "error")
+OF_STEP = ("task_type", "worker", "attempts", "begun", "cost_usd", "ready_ms", "latency_ms")
+"""Fields that a `State` and a `StepState` have as they are."""
+
+
 def to_state(progress: Progress) -> State:
     """What is logged of it with a decision: `from_state` gives it back, as far as policies read it."""
     place = {id(step): i for i, step in enumerate(progress.steps)}
-    return State(
-        steps=tuple(
-            StepState(
-                step.task_type,
-                step.worker,
-                tuple(place[id(before)] for before in step.dependencies),
-                int(step.status),
-                step.attempts,
-                step.begun,
-                step.cost_usd,
-                step.ready_ms,
-                step.latency_ms,
-            )
-            for step in progress.steps
-        ),
-        spent_usd=progress.spent_usd,
-        clock_ms=progress.clock_ms,
-        corrections=progress.corrections,
-        replans=progress.replans,
-        failed=None if progress.failed is None else place[id(progress.failed)],
-        error=progress.error,
-        tried=tuple(sorted(progress.tried)),
-    )
+    steps = []
+    for step in progress.steps:
+        own: dict[str, Any] = {name: getattr(step, name) for name in OF_STEP}
+        needs = tuple(place[id(before)] for before in step.dependencies)
+        steps.append(StepState(**own, dependencies=needs, status=int(step.status)))
+    failed = None if progress.failed is None else place[id(progress.failed)]
+    same: dict[str, Any] = {name: getattr(progress, name) for name in OF_PROGRESS}
+    return State(**same, steps=tuple(steps), failed=failed, tried=tuple(sorted(progress.tried)))
 
 
 def from_state(state: State) -> Progress:
-    progress = Progress(
-        instruction="",
-        spent_usd=state.spent_usd,
-        clock_ms=state.clock_ms,
-        corrections=state.corrections,
-        replans=state.replans,
-        error=state.error,
-        tried=set(state.tried),
-    )
+    same: dict[str, Any] = {name: getattr(state, name) for name in OF_PROGRESS}
+    progress = Progress(instruction="", tried=set(state.tried), **same)
     for s in state.steps:
-        progress.steps.append(
-            Step(
-                task_type=s.task_type,
-                worker=s.worker,
-                dependencies=[],
-                status=Status(s.status),
-                attempts=s.attempts,
-                begun=s.begun,
-                cost_usd=s.cost_usd,
-                ready_ms=s.ready_ms,
-                latency_ms=s.latency_ms,
-            )
-        )
+        own: dict[str, Any] = {name: getattr(s, name) for name in OF_STEP}
+        progress.steps.append(Step(**own, dependencies=[], status=Status(s.status)))
     for step, s in zip(progress.steps, state.steps, strict=True):
         step.dependencies = [progress.steps[j] for j in s.dependencies]
     progress.failed = None if state.failed is None else progress.steps[state.failed]
@@ -197,34 +170,34 @@ def to_draft(rules: Rules, progress: Progress, live: Sequence[Live], *, now_ms: 
     needs = [[place[id(before)] for before in step.dependencies] for step in steps]
     finish = _finish(steps, needs, now_ms)
     if live:
-        numbers = torch.tensor([[w.usd, w.latency_ms, w.success] for w in live], dtype=torch.float64)
-        d["price"][0], d["latency"][0], d["success"][0] = numbers.T
-        d["available"][0] = torch.tensor([w.available for w in live])
-        calls = [UNLIMITED if w.calls is None else float(w.calls) for w in live]
-        for step in steps:
-            if step.status == Status.PLANNED and not step.begun:
-                calls[step.worker] -= 1
-        d["calls"][0] = torch.tensor(calls, dtype=torch.float64)
+        reserved = Counter(step.worker for step in steps if step.status == Status.PLANNED and not step.begun)
+        left = (UNLIMITED if worker.calls is None else worker.calls for worker in live)
+        crew = [w._replace(calls=calls - reserved[i]) for i, (w, calls) in enumerate(zip(live, left, strict=True))]
+        write_live(d, slice(0, 1), [crew])
     for i, earlier in enumerate(needs):
         d["links"][0, i, earlier] = True
     k = len(steps)
-    for name, values in (
-        ("types", [step.task_type for step in steps]),
-        ("workers", [step.worker for step in steps]),
-        ("cost", [step.cost_usd for step in steps]),
-        ("duration", [step.latency_ms for step in steps]),
-        ("ready", [step.ready_ms for step in steps]),
-        ("finish", finish),
-        ("status", [int(step.status) for step in steps]),
-        ("attempts", [step.attempts for step in steps]),
-    ):
-        d[name][0, :k] = torch.tensor(values, dtype=d[name].dtype)
+    names = {"types": "task_type", "workers": "worker", "cost": "cost_usd", "duration": "latency_ms"}
+    names |= {"ready": "ready_ms", "status": "status", "attempts": "attempts"}
+    for name, field_name in names.items():
+        d[name][0, :k] = torch.tensor([getattr(step, field_name) for step in steps], dtype=d[name].dtype)
+    d["finish"][0, :k] = torch.tensor(finish, dtype=torch.float64)
     d["length"][0], d["spent"][0] = k, progress.spent_usd + progress.reserved_usd
     d["clock"][0], d["corrections"][0], d["replans"][0] = progress.clock_ms, progress.corrections, progress.replans
     if progress.failed is not None:
         d["failed"][0], d["error"][0] = place[id(progress.failed)], progress.error
     d["tried"][0, list(progress.tried)] = True
     return d | {"instruction": torch.zeros(1, dtype=torch.long)}
+
+
+def write_live(drafts: Obs, rows: Sequence[int] | slice, crews: Sequence[Sequence[Live]]) -> None:
+    """Write the workers' numbers now into these rows of drafts, a crew each."""
+    names = {"price": "usd", "latency": "latency_ms", "success": "success", "available": "available"}
+    for name, own in names.items():
+        values = [[getattr(worker, own) for worker in crew] for crew in crews]
+        drafts[name][rows] = torch.tensor(values, dtype=drafts[name].dtype)
+    calls = [[UNLIMITED if worker.calls is None else float(worker.calls) for worker in crew] for crew in crews]
+    drafts["calls"][rows] = torch.tensor(calls, dtype=torch.float64)
 
 
 def _finish(steps: Sequence[Step], needs: Sequence[Sequence[int]], now_ms: float) -> list[float]:

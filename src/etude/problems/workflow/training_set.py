@@ -7,41 +7,22 @@ example offers those of its own catalogue.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import torch
 
 from etude.contracts.errors import ConfigError
-from etude.contracts.ports import TextEncoder
 from etude.problems.base import Obs
 from etude.problems.catalogue import Catalogue
-from etude.problems.workflow.encode import (
-    KnownNames,
-    PolicyContext,
-    encode_instructions,
-    make_policy_context,
-    to_drafts,
-)
+from etude.problems.workflow.encode import KnownNames, PolicyContext, TextReader, read_context, to_drafts
 from etude.problems.workflow.examples import Example, augment
 from etude.problems.workflow.memory import Memory, fit_memory
-from etude.problems.workflow.plan import Limits, Node, Plan
-from etude.problems.workflow.similarity import SimilarityEncoder
-
-Tokenise = Callable[[Sequence[str]], list[list[int]]]
+from etude.problems.workflow.plan import Limits, Plan, name_plan
 
 MAX_PAST_QUERIES = 4000
 """Maximum number of past queries in a memory: the time to fit it grows with their cube."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextReader:
-    """Reads texts: an encoder for all of them, and a tokeniser for instructions where their encoder is fine-tuned."""
-
-    encoder: TextEncoder
-    tokenise: Tokenise | None = None
-    network: Callable[[float], torch.nn.Module] | None = None  # from a dropout rate to the encoder to fine-tune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +105,14 @@ def make_training_set(
     past = chosen[:MAX_PAST_QUERIES]
     memory, own_votes = fit_memory(reader.encoder, past, types=len(merged.catalogue.task_types), ridge=ridge)
     made = augment(chosen, merged.catalogue, augmentations, rng)
-    numbers = _sets_of(made, chosen, [merged.sets[i] for i in learn])
+    # An augmented example shares its `targets` object with the example that it was made from.
+    number = {id(example.targets): merged.sets[i] for example, i in zip(chosen, learn, strict=True)}
     texts = [example.instruction for example in (*chosen, *made, *validated)]
     votes = torch.cat([own_votes, memory.votes(reader.encoder, texts[len(past) :])])
-    similarity = SimilarityEncoder(reader.encoder, merged.catalogue.task_types)(texts)
-    encoded = encode_instructions(reader.encoder, texts, votes, similarity, reader.tokenise)
-    context = make_policy_context(reader.encoder, merged.catalogue, limits, merged.known, memory, encoded)
+    context = read_context(reader, merged.catalogue, limits, merged.known, memory, texts, votes)
     imitated = [*chosen, *made]
     drafts = to_drafts(context.rules, imitated, range(len(imitated)))
-    drafts["offered"] = merged.offered[[*(merged.sets[i] for i in learn), *numbers]]
+    drafts["offered"] = merged.offered[[number[id(example.targets)] for example in imitated]]
     validation = context.rules.begin(len(validated)) | {"instruction": torch.arange(len(imitated), len(texts))}
     validation["offered"] = merged.offered[[merged.sets[i] for i in held_out]]
     targets = to_drafts(context.rules, validated, range(len(imitated), len(texts)))
@@ -146,22 +126,7 @@ def make_training_set(
     )
 
 
-def _sets_of(made: Sequence[Example], chosen: Sequence[Example], sets: Sequence[int]) -> list[int]:
-    """The set of each augmented example: it shares its `targets` object with the example that it was made from."""
-    known = {id(example.targets): number for example, number in zip(chosen, sets, strict=True)}
-    return [known[id(example.targets)] for example in made]
-
-
 def to_plan(catalogue: Catalogue, example: Example) -> Plan:
     """The expert's plan, with the catalogue's names in place of ids."""
     t = example.targets
-    chosen = t.model_selections or [None] * len(t.task_types)
-    nodes = tuple(
-        Node(
-            task_type=catalogue.task_types[kind].name,
-            dependencies=earlier,
-            worker=None if worker is None else catalogue.workers[worker].name,
-        )
-        for kind, earlier, worker in zip(t.task_types, t.dependencies, chosen, strict=True)
-    )
-    return Plan(instruction=example.instruction, nodes=nodes)
+    return name_plan(catalogue, example.instruction, t.task_types, t.model_selections, t.dependencies)

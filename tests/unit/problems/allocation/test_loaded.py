@@ -251,31 +251,13 @@ def test_a_greedy_decision_is_the_most_probable_action_with_propensity_one(probl
     assert load(problem).decide(DecisionRequest(context=obs)).policy == "unknown"
 
 
-@pytest.mark.parametrize("problem", [DOCUMENT, MATCHED])
-def test_the_propensity_of_a_sampled_decision_is_its_joint_probability(problem: AllocationProblem) -> None:
-    policy, obs = load(problem, explores=True), one(problem)
-    decisions = [policy.decide(DecisionRequest(context=obs, seed=seed)) for seed in range(8)]
-    assert len({str(decision.action) for decision in decisions}) > 1
-    batch = {name: torch.from_numpy(value)[None] for name, value in obs.items()}
-    for decision in decisions:
-        named = decision.action
-        if problem is DOCUMENT:
-            named = dict(zip(COLUMNS, zip(*decision.action, strict=True), strict=True))
-        action = {name: torch.tensor(named[name])[None] for name in COLUMNS}
-        with torch.no_grad():
-            log_prob = policy._policy.evaluate(batch, action).log_prob.sum()
-        assert decision.propensity == pytest.approx(float(log_prob.exp()), rel=1e-4)
-
-
-def test_a_continuous_action_has_no_propensity_unless_it_is_the_mode() -> None:
+def test_a_continuous_action_that_is_the_mode_has_propensity_one() -> None:
     problem = AllocationProblem(network=NetworkConfig(distribution="beta"))
-    request = DecisionRequest(context=flat(observe(DOCUMENT, 1))[0])
-    assert load(problem, explores=True).decide(request).propensity is None
-    assert load(problem).decide(request).propensity == 1.0
+    assert load(problem).decide(DecisionRequest(context=flat(observe(DOCUMENT, 1))[0])).propensity == 1.0
 
 
-def test_a_request_is_answered_from_its_own_seed_by_any_thread() -> None:
-    policy = load(MATCHED, explores=True)
+def test_any_thread_answers_a_request_alike() -> None:
+    policy = load(MATCHED)
     requests = [DecisionRequest(context=one(MATCHED, seed=i % 3), seed=i) for i in range(40)]
     expected_decisions = [policy.decide(request) for request in requests]
     with ThreadPoolExecutor(8) as pool:

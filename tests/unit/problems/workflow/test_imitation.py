@@ -20,7 +20,7 @@ from etude.learning.run_folder import RunFolder
 from etude.problems.base import Obs
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decode import empty_drafts, plan_greedily
-from etude.problems.workflow.encode import to_drafts
+from etude.problems.workflow.encode import TextReader, to_drafts
 from etude.problems.workflow.examples import Example
 from etude.problems.workflow.imitation import (
     Imitation,
@@ -33,7 +33,7 @@ from etude.problems.workflow.metrics import PlanScores, score_plans
 from etude.problems.workflow.network import PlannerConfig, PlanPolicy, TeacherForcedScores
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.showcase import PLANS, read_plans, various
-from etude.problems.workflow.training_set import TextReader, TrainingSet, make_training_set, merge_sets, split, to_plan
+from etude.problems.workflow.training_set import TrainingSet, make_training_set, merge_sets, split, to_plan
 from etude.text.ngrams import NGramEncoder
 from tests.language import CATALOGUE, chain, examples
 

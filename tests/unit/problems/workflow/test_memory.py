@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from etude.problems.workflow.examples import Example, Targets
 from etude.problems.workflow.memory import START, Memory, fit_memory
-from etude.text.ngrams import NGramEncoder, ngram_counts
+from etude.text.ngrams import NGramEncoder
 from etude.text.sentence import sentences
+from etude.text.tfidf import count_matrix
 from tests.language import chain, examples
 
 ENCODER = NGramEncoder(32)
@@ -57,8 +58,8 @@ def kernel(texts: list[str], past: list[str]) -> np.ndarray:
 
 
 def grams(text: str) -> tuple[list[int], list[float]]:
-    counts = ngram_counts([text])
-    return counts.indices.tolist(), counts.values.tolist()
+    counts = count_matrix([text])
+    return counts.indices.tolist(), counts.data.tolist()
 
 
 def solved(texts: list[str], found: list[Example], memory: Memory, ridge: float, past: list[str]) -> np.ndarray:

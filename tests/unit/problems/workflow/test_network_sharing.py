@@ -17,6 +17,7 @@ from etude.learning.collect import Batch, Collector
 from etude.learning.ppo import PPO, PPOConfig
 from etude.problems.base import Action, Evaluation, Obs
 from etude.problems.workflow.attention import Block, Packing, rotary_angles, rotate
+from etude.problems.workflow.encode import TextReader
 from etude.problems.workflow.examples import Example
 from etude.problems.workflow.experts import expert_examples
 from etude.problems.workflow.grammar import Correction, Status
@@ -25,7 +26,6 @@ from etude.problems.workflow.network import PlannerConfig, PlanPolicy, Reading, 
 from etude.problems.workflow.office.problem import PretrainedPlanner, WorkflowProblem, known_names
 from etude.problems.workflow.office.world import WorkflowConfig
 from etude.problems.workflow.plan import Limits
-from etude.problems.workflow.training_set import TextReader
 from etude.text.ngrams import NGramEncoder
 
 torch.set_num_threads(1)

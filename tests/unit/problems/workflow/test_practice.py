@@ -17,6 +17,7 @@ from etude.learning.practise import Practice, PracticeConfig, practise
 from etude.learning.run import About, Run, RunConfig, StopReason
 from etude.learning.run_folder import RunFolder
 from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.encode import TextReader
 from etude.problems.workflow.experts import random_choice
 from etude.problems.workflow.network import PlannerConfig
 from etude.problems.workflow.office.problem import PretrainedPlanner, WorkflowProblem, empty_memory, known_names
@@ -24,7 +25,6 @@ from etude.problems.workflow.office.scenarios import from_examples
 from etude.problems.workflow.office.world import OfficeConfig, Rewards, WorkflowConfig, WorkflowWorld
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.practice import OutcomesConfig
-from etude.problems.workflow.training_set import TextReader
 from etude.text.ngrams import NGramEncoder
 
 torch.set_num_threads(1)

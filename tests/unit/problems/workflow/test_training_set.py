@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from etude.contracts.errors import ConfigError
 from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.encode import TextReader
 from etude.problems.workflow.examples import Example
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.training_set import (
     ExampleSets,
-    TextReader,
     TrainingSet,
     make_training_set,
     merge_sets,

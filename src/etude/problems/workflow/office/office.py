@@ -68,24 +68,14 @@ class Office:
     def requirements(self, instruction: str) -> dict[int, set[int]]:
         """The task types of the best plan, each with the types it depends on."""
         row = self.rows.get(instruction.strip())
-        if row is None:
-            types, needs = self._reader.read(instruction)
-        else:
-            count = int(self.scenarios.length[row])
-            types = self.scenarios.types[row, :count].tolist()
-            needs = [self.scenarios.links[row, i].nonzero()[:, 0].tolist() for i in range(count)]
+        types, needs = self._reader.read(instruction) if row is None else self.scenarios.of(row)
         return {kind: {types[j] for j in before} for kind, before in zip(types, needs, strict=True)}
 
     def live(self, conditions: EpisodeConditions, success: Sequence[float]) -> tuple[Live, ...]:
         """The live numbers of every worker, with its success rate so far."""
+        up = [exists and i != conditions.down for i, exists in enumerate(self.exists)]
         return tuple(
-            Live(
-                w.cost_usd(),
-                self.latency_ms(conditions, i),
-                success[i],
-                self.exists[i] and i != conditions.down,
-                None,
-            )
+            Live(w.cost_usd(), self.latency_ms(conditions, i), success[i], up[i], None)
             for i, w in enumerate(self.catalogue.workers)
         )
 
@@ -115,10 +105,9 @@ class Office:
     def success_so_far(self, rng: Random) -> list[float]:
         """The observed success rate of each worker before the first workflow."""
         found = []
+        capable = self.rules.capable.tolist()
         for worker in range(len(self.catalogue.workers)):
-            able = [
-                row[worker] for row, can in zip(self.skill, self.rules.capable.tolist(), strict=True) if can[worker]
-            ]
+            able = [row[worker] for row, can in zip(self.skill, capable, strict=True) if can[worker]]
             mean = sum(able) / max(1, len(able)) * (1 - flakiness(MEAN_LOAD))
             noise = (mean * (1 - mean) / MEMORY * 12) ** 0.5 * (rng.random() - 0.5)
             found.append(min(1.0, max(0.0, mean + noise)))

@@ -15,14 +15,12 @@ from torch import Tensor
 from etude.contracts.errors import CheckpointError, ConfigError
 from etude.problems.base import Actor
 from etude.problems.catalogue import Catalogue
-from etude.problems.workflow.encode import KnownNames, PolicyContext, encode_instructions, make_policy_context
+from etude.problems.workflow.encode import KnownNames, PolicyContext, TextReader, read_context
 from etude.problems.workflow.experts import baselines
 from etude.problems.workflow.memory import Memory
-from etude.problems.workflow.network import PlannerConfig, PlanPolicy
+from etude.problems.workflow.network import PlannerConfig, PlanPolicy, make_plan_policy
 from etude.problems.workflow.office.scenarios import Scenarios
 from etude.problems.workflow.office.world import Tables, WorkflowConfig, WorkflowWorld
-from etude.problems.workflow.similarity import SimilarityEncoder
-from etude.problems.workflow.training_set import TextReader
 from etude.text.ngrams import COLUMNS
 
 
@@ -79,15 +77,7 @@ class WorkflowProblem:
 
     def policy(self) -> PlanPolicy:
         """A policy with the pretrained weights, if any, and without dropout: PPO's probability ratios need that."""
-        config = self.planner.without_dropout()
-        policy = PlanPolicy(
-            config,
-            text_width=self.reader.encoder.width,
-            known_types=len(self.known.task_types),
-            known_workers=len(self.known.workers),
-            nodes=self.config.limits.max_nodes,
-            reader=self.reader.network and self.reader.network(config.dropout),
-        )
+        policy = make_plan_policy(self.planner.without_dropout(), self.known, self.reader, self.config.limits)
         if self.pretrained is not None:
             try:
                 policy.load_state_dict(self.pretrained.weights)
@@ -117,12 +107,10 @@ class WorkflowProblem:
     @cached_property
     def policy_context(self) -> PolicyContext:
         """The context for these scenarios, with their instructions encoded once."""
-        encoder, types = self.reader.encoder, len(self.known.task_types)
-        memory = empty_memory(types, encoder.width) if self.pretrained is None else self.pretrained.memory
-        votes = memory.votes(encoder, self.scenarios.instructions)
-        similarity = SimilarityEncoder(encoder, self.scenarios.catalogue.task_types)(self.scenarios.instructions)
-        encoded = encode_instructions(encoder, self.scenarios.instructions, votes, similarity, self.reader.tokenise)
-        return make_policy_context(encoder, self.scenarios.catalogue, self.config.limits, self.known, memory, encoded)
+        types, scenarios = len(self.known.task_types), self.scenarios
+        pretrained, limits = self.pretrained, self.config.limits
+        memory = empty_memory(types, self.reader.encoder.width) if pretrained is None else pretrained.memory
+        return read_context(self.reader, scenarios.catalogue, limits, self.known, memory, scenarios.instructions)
 
 
 def known_names(scenarios: Scenarios) -> KnownNames:

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from etude.contracts.errors import ConfigError, DataError
+from etude.contracts.errors import ConfigError
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.examples import Example
-from etude.problems.workflow.office import phrases
-from etude.problems.workflow.plan import Node, Plan, topological_order
+from etude.problems.workflow.office.phrases import PHRASES
+from etude.problems.workflow.plan import Plan, name_plan
 
 Phrasings = Literal["seen", "unseen"]
 Steps = list[tuple[str, tuple[int, ...]]]
@@ -52,25 +52,23 @@ class Scenarios:
     def __len__(self) -> int:
         return len(self.instructions)
 
+    def of(self, row: int) -> tuple[list[int], list[list[int]]]:
+        """The task types of the best plan, and the nodes that each depends on."""
+        count = int(self.length[row])
+        needs = [self.links[row, i].nonzero()[:, 0].tolist() for i in range(count)]
+        return self.types[row, :count].tolist(), needs
+
     def plan(self, row: int) -> Plan:
         """The best plan, without workers."""
-        nodes = tuple(
-            Node(
-                task_type=self.catalogue.task_types[int(self.types[row, i])].name,
-                dependencies=tuple(self.links[row, i].nonzero()[:, 0].tolist()),
-            )
-            for i in range(int(self.length[row]))
-        )
-        return Plan(instruction=self.instructions[row], nodes=nodes)
+        types, needs = self.of(row)
+        return name_plan(self.catalogue, self.instructions[row], types, None, needs)
 
     def records(self) -> list[dict[str, Any]]:
         """The scenarios as records of a training file."""
         found = []
         for row, instruction in enumerate(self.instructions):
-            count = int(self.length[row])
-            needs = [self.links[row, i].nonzero()[:, 0].tolist() for i in range(count)]
-            targets = {"task_types": self.types[row, :count].tolist(), "dependencies": needs}
-            found.append({"instruction": instruction, "targets": targets})
+            types, needs = self.of(row)
+            found.append({"instruction": instruction, "targets": {"task_types": types, "dependencies": needs}})
         return found
 
 
@@ -109,30 +107,14 @@ def from_examples(
     *,
     new_entries: tuple[str, ...] = (),
 ) -> Scenarios:
-    """Scenarios from (instruction, task type ids, dependencies). Plans with a repeated task type are left out."""
-    kept: list[tuple[str, list[int], list[list[int]]]] = []
-    for number, (instruction, types, dependencies) in enumerate(examples):
-        if len(types) != len(dependencies) or not types:
-            raise DataError(f"example {number}: {len(types)} task types and {len(dependencies)} lists of dependencies")
-        if not all(0 <= t < len(catalogue.task_types) for t in types):
-            raise DataError(
-                f"example {number}: task types {list(types)}, expected 0 to {len(catalogue.task_types) - 1}"
-            )
-        if not all(0 <= j < len(types) for needs in dependencies for j in needs):
-            raise DataError(f"example {number}: dependencies {dependencies}, expected 0 to {len(types) - 1}")
-        if len(set(types)) == len(types):
-            order = topological_order(dependencies)
-            place = {old: new for new, old in enumerate(order)}
-            moved = [[place[j] for j in dependencies[i]] for i in order]
-            kept.append((instruction, [types[i] for i in order], moved))
-    if not kept:
-        raise DataError("no example has a plan without a repeated task type: there is nothing to make scenarios of")
+    """Scenarios from (instruction, task type ids, dependencies), each in topological order without a type twice."""
+    kept = list(examples)
     S, K = len(kept), max(len(types) for _, types, _ in kept)
     all_types, links = torch.full((S, K), -1), torch.zeros((S, K, K), dtype=torch.bool)
     for s, (_, types, dependencies) in enumerate(kept):
         all_types[s, : len(types)] = torch.tensor(types)
         for i, needed in enumerate(dependencies):
-            links[s, i, needed] = True
+            links[s, i, list(needed)] = True
     return Scenarios(
         catalogue=catalogue,
         instructions=tuple(instruction for instruction, _, _ in kept),
@@ -146,19 +128,19 @@ def from_examples(
 @lru_cache(maxsize=8)
 def generate(seed: int, count: int, phrasings: Phrasings = "seen", *, new_entries: bool = False) -> Scenarios:
     """`count` distinct instructions of the built-in office; with `new_entries`, half of them need the new tool."""
-    rng, ids = Random(seed), {t.name: i for i, t in enumerate(phrases.CATALOGUE.task_types)}
+    rng, ids = Random(seed), {t.name: i for i, t in enumerate(PHRASES.catalogue.task_types)}
     plans: dict[str, Steps] = {}
     while len(plans) < count:
         steps = sample_steps(rng, root="transcribe_audio" if new_entries and rng.random() < 0.5 else None)
         plans.setdefault(InstructionWriter(rng, steps, phrasings).write(), steps)
     examples = ((text, [ids[name] for name, _ in s], [needs for _, needs in s]) for text, s in plans.items())
-    return from_examples(examples, phrases.CATALOGUE, new_entries=phrases.NEW_ENTRIES)
+    return from_examples(examples, PHRASES.catalogue, new_entries=PHRASES.new_entries)
 
 
 def sample_steps(rng: Random, *, root: str | None = None) -> Steps:
     """Samples a DAG of steps: chains that fork, run in parallel and join."""
     size = rng.choices(range(1, 7), SIZES)[0]
-    steps: Steps = [(root or rng.choice(phrases.ROOTS), ())]
+    steps: Steps = [(root or rng.choice(PHRASES.roots), ())]
     for _ in range(TRIES):
         if len(steps) == size:
             break
@@ -171,8 +153,8 @@ def sample_steps(rng: Random, *, root: str | None = None) -> Steps:
             "fork": (rng.randrange(len(steps)),),
             "fresh": (),
         }[shape]
-        follow = set(phrases.FOLLOWS) if needs else set(phrases.ROOTS)
-        follow = follow.intersection(*(phrases.FOLLOWS[steps[j][0]] for j in needs)) - {name for name, _ in steps}
+        follow = set(PHRASES.follows) if needs else set(PHRASES.roots)
+        follow = follow.intersection(*(PHRASES.follows[steps[j][0]] for j in needs)) - {name for name, _ in steps}
         if follow:
             steps.append((rng.choice(sorted(follow)), needs))
     return steps
@@ -183,7 +165,7 @@ class InstructionWriter:
 
     def __init__(self, rng: Random, steps: Steps, phrasings: Phrasings) -> None:
         self.rng, self.steps, self.phrasings = rng, steps, phrasings
-        self.phrases = phrases.SEEN if phrasings == "seen" else phrases.UNSEEN
+        self.phrases = PHRASES.seen if phrasings == "seen" else PHRASES.unseen
         self.mentioned: list[int] = []
         self.objects = {i: self._object(name) for i, (name, needs) in enumerate(steps) if not needs}
         needed = {j for _, needs in steps for j in needs}
@@ -195,13 +177,13 @@ class InstructionWriter:
         while place < len(explicit):
             i, after = explicit[place], explicit[place + 1 : place + 2]
             parallel = not set(self.mentioned[-1:]) & self._reach(i)
-            joint = self.rng.choice((phrases.PARALLEL if parallel else phrases.THEN)[self.phrasings]) if text else ""
+            joint = self.rng.choice((PHRASES.parallel if parallel else PHRASES.then)[self.phrasings]) if text else ""
             is_reversed = after and self.steps[after[0]][1] == (i,) and self.rng.random() < TURN
             clause = self._reversed(i, after[0]) if is_reversed else self._clause(i)
             text += joint + clause
             place += 2 if is_reversed else 1
-        opening = "" if text.startswith(("before you", "do not")) else self._pick(phrases.OPENINGS)
-        text = opening + text + "." + self._needless() + self._pick(phrases.CLOSINGS)
+        opening = "" if text.startswith(("before you", "do not")) else self._pick(PHRASES.openings)
+        text = opening + text + "." + self._needless() + self._pick(PHRASES.closings)
         return ". ".join(sentence[:1].upper() + sentence[1:] for sentence in text.split(". "))
 
     def _clause(self, i: int, x: str | None = None) -> str:
@@ -212,9 +194,9 @@ class InstructionWriter:
         return self._fill(self.rng.choice(self.phrases[name]), x)
 
     def _reversed(self, a: int, b: int) -> str:
-        form, has_object = self.rng.choice(phrases.TURNED[self.phrasings])
+        form, has_object = self.rng.choice(PHRASES.turned[self.phrasings])
         if has_object == "a" or self.steps[a][0] == "write_code":
-            form = phrases.TURNED[self.phrasings][0][0]
+            form = PHRASES.turned[self.phrasings][0][0]
             first = self._clause(a)
             return form.format(a=first, b=self._clause(b, "it"))
         x = self._reference(self.steps[a][1]) if self.steps[a][1] else self.objects[a]
@@ -232,11 +214,11 @@ class InstructionWriter:
             return self._inline(j)
         if self.mentioned[-1:] == [j]:
             return "it"
-        return self.objects[j] if name in phrases.OBJECTS else self.rng.choice(phrases.NOUNS[name])
+        return self.objects[j] if name in PHRASES.objects else self.rng.choice(PHRASES.nouns[name])
 
     def _inline(self, j: int) -> str:
         name, needs = self.steps[j]
-        form = "{x}" if name in phrases.OBJECTS else self.rng.choice(phrases.INLINE[name])
+        form = "{x}" if name in PHRASES.objects else self.rng.choice(PHRASES.inline[name])
         if name == "translate" and needs and needs[0] in self.implicit - set(self.mentioned):
             inner = needs[0]
             if self.steps[inner][0] == "summarise":  # "a French summary" is two steps in three words
@@ -248,8 +230,8 @@ class InstructionWriter:
 
     def _may_be_implicit(self, i: int) -> bool:
         name, needs = self.steps[i]
-        share = IMPLIED_SOURCE if name in phrases.OBJECTS else IMPLIED_STEP
-        return (name in phrases.OBJECTS or name in phrases.INLINE) and len(needs) < 2 and self.rng.random() < share
+        share = IMPLIED_SOURCE if name in PHRASES.objects else IMPLIED_STEP
+        return (name in PHRASES.objects or name in PHRASES.inline) and len(needs) < 2 and self.rng.random() < share
 
     def _reach(self, i: int) -> set[int]:
         """The steps that a clause refers to: its dependencies, and theirs where these are implicit."""
@@ -261,14 +243,14 @@ class InstructionWriter:
     def _object(self, name: str) -> str:
         if name == "schedule_meeting":
             return self._fill("{topic}")
-        code = phrases.CODE if name in ("run_tests", "review_code") else phrases.PLAIN
-        return self._fill(self.rng.choice(phrases.OBJECTS.get(name, code)))
+        code = PHRASES.code if name in ("run_tests", "review_code") else PHRASES.plain
+        return self._fill(self.rng.choice(PHRASES.objects.get(name, code)))
 
     def _needless(self) -> str:
-        unwanted = sorted(set(phrases.NEEDLESS_NOUNS) - {name for name, _ in self.steps})
+        unwanted = sorted(set(PHRASES.needless_nouns) - {name for name, _ in self.steps})
         if self.rng.random() >= NEEDLESS:
             return ""
-        return self._pick(phrases.NEEDLESS).format(noun=phrases.NEEDLESS_NOUNS[self.rng.choice(unwanted)])
+        return self._pick(PHRASES.needless).format(noun=PHRASES.needless_nouns[self.rng.choice(unwanted)])
 
     def _pick(self, forms: dict[str, tuple[str, ...]]) -> str:
         return self.rng.choice(forms[self.phrasings])
@@ -277,5 +259,5 @@ class InstructionWriter:
         text = form.replace("{x}", x)
         while "{" in text:
             slot = text[text.index("{") + 1 : text.index("}")]
-            text = text.replace(f"{{{slot}}}", self.rng.choice(phrases.FILLERS[slot]), 1)
+            text = text.replace(f"{{{slot}}}", self.rng.choice(PHRASES.fillers[slot]), 1)
         return text

@@ -12,6 +12,7 @@ from torch import Generator
 
 from etude.contracts.errors import CheckpointError, ConfigError
 from etude.learning.evaluate import evaluate, greedy
+from etude.problems.workflow.encode import TextReader
 from etude.problems.workflow.examples import Example
 from etude.problems.workflow.experts import expert_examples
 from etude.problems.workflow.memory import fit_memory
@@ -26,7 +27,6 @@ from etude.problems.workflow.office.problem import (
 from etude.problems.workflow.office.scenarios import generate
 from etude.problems.workflow.office.world import WorkflowConfig
 from etude.problems.workflow.phase2 import read_office
-from etude.problems.workflow.training_set import TextReader
 from etude.text.ngrams import NGramEncoder
 from tests.office import second_phase
 

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from etude.contracts.errors import ConfigError, DataError
+from etude.contracts.errors import ConfigError
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.examples import to_examples
-from etude.problems.workflow.office import phrases
+from etude.problems.workflow.office.phrases import PHRASES
 from etude.problems.workflow.office.scenarios import (
     MIN_EXAMPLES,
     InstructionWriter,
@@ -24,7 +24,7 @@ from etude.problems.workflow.office.scenarios import (
 from etude.problems.workflow.plan import Limits, Node, Plan
 from tests.language import CATALOGUE, chain, examples
 
-NAMES = [t.name for t in phrases.CATALOGUE.task_types]
+NAMES = [t.name for t in PHRASES.catalogue.task_types]
 
 
 def plan_of(scenarios: Scenarios, s: int) -> list[tuple[str, list[str]]]:
@@ -97,11 +97,11 @@ def test_the_same_words_always_mean_the_same_plan() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_task_type_has_phrasings_to_learn_and_others_to_be_surprised_by(name: str) -> None:
-    assert len(set(phrases.SEEN[name])) >= 8
-    assert len(set(phrases.UNSEEN[name])) >= 3
-    assert not set(phrases.SEEN[name]) & set(phrases.UNSEEN[name])
+    assert len(set(PHRASES.seen[name])) >= 8
+    assert len(set(PHRASES.unseen[name])) >= 3
+    assert not set(PHRASES.seen[name]) & set(PHRASES.unseen[name])
     slot = "{job}" if name == "write_code" else "{x}"
-    assert all(slot in form for form in (*phrases.SEEN[name], *phrases.UNSEEN[name]))
+    assert all(slot in form for form in (*PHRASES.seen[name], *PHRASES.unseen[name]))
 
 
 def test_unseen_phrasings_say_the_same_plans_in_other_words() -> None:
@@ -140,28 +140,11 @@ def test_the_new_tool_is_asked_for_only_when_it_has_come() -> None:
     assert 0.35 < share < 0.65
 
 
-def test_examples_are_put_in_order_and_those_with_a_repeated_type_left_out() -> None:
-    made = from_examples(
-        [("turned", [4, 1], [[1], []]), ("twice", [4, 4], [[], [0]]), ("one", [7], [[]])], phrases.CATALOGUE
-    )
-    assert made.instructions == ("turned", "one")
+def test_examples_become_padded_plans() -> None:
+    made = from_examples([("chain", [1, 4], [[], [0]]), ("one", [7], [[]])], PHRASES.catalogue)
+    assert made.instructions == ("chain", "one")
     assert made.types.tolist() == [[1, 4], [7, -1]]
     assert plan_of(made, 0) == [("read_document", []), ("summarise", ["read_document"])]
-
-
-@pytest.mark.parametrize(
-    ("example", "complaint"),
-    [
-        (("x", [1], [[], []]), "1 task types and 2 lists"),
-        (("x", [], []), "0 task types"),
-        (("x", [99], [[]]), "expected 0 to 16"),
-        (("x", [1], [[3]]), "expected 0 to 0"),
-        (("x", [4, 4], [[], []]), "nothing to make scenarios of"),
-    ],
-)
-def test_bad_examples_are_named(example: tuple[str, list[int], list[list[int]]], complaint: str) -> None:
-    with pytest.raises(DataError, match=complaint):
-        from_examples([example], phrases.CATALOGUE)
 
 
 # Expert workflows of a user

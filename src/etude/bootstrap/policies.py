@@ -1,0 +1,16 @@
+"""Loads policies of any problem by its spec; torch is imported by those that need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from etude.learning.run_folder import find_policy
+from etude.problems.spec import resolve
+from etude.problems.table import spec_of
+
+
+def load_policy(path: Path, **options: Any) -> Any:
+    """The policy of a run or an artefact, as its problem loads it."""
+    artefact = find_policy(path)
+    return resolve(spec_of(path, artefact.manifest.problem).load)(artefact, **options)

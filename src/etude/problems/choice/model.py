@@ -1,0 +1,157 @@
+"""What is expected of each option: a context and options in, expected scores, costs and latencies out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.contracts.errors import CheckpointError
+from etude.contracts.ports import TextEncoder
+from etude.learning.checkpoint import under
+from etude.learning.outcome_model import OutcomeModel
+from etude.problems.choice.contexts import Context, ContextReader
+from etude.problems.choice.logits import LEARNED, Logits
+from etude.problems.choice.memory import Memory
+from etude.problems.choice.options import Offered, OptionTable
+from etude.problems.choice.rows import COST, QUALITY, SCORE, SUCCESS
+
+Floats = NDArray[np.float64]
+MIN_MULTIPLE = 0.05
+"""Least expected cost or latency, as a multiple of what a text of that length usually takes."""
+SHARES = (SUCCESS, QUALITY)
+"""Kinds of outcome between 0 and 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """Mean score and cost of choices over past rows, by weight of quality, from folds that did not see the row."""
+
+    weight: Floats
+    score: Floats
+    cost_usd: Floats
+
+    def weight_for(self, score: float) -> float:
+        """The quality weight of lowest cost at which past rows reach `score`; if none does, the best one."""
+        enough = self.score >= min(score, float(self.score.max()))
+        return float(self.weight[np.where(enough, self.cost_usd, np.inf).argmin()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Of n contexts and K options."""
+
+    score: Floats  # (n, K)
+    error: Floats  # (n, K) standard error of the score
+    other: Mapping[str, Floats]  # by kind, (n, K)
+    count: Floats  # (K,) past outcomes
+
+    def cost(self) -> Floats:
+        return self.other.get(COST, np.zeros_like(self.score))
+
+    def utility(self, weight: float, unit_usd: float) -> Floats:
+        """(n, K): score and cost, weighed, with what whole tasks taught; between equals the cheaper."""
+        found: Floats = weight * self.score - (1 - weight + 1e-9) * self.cost() / unit_usd
+        return found + self.other.get(LEARNED, 0.0)
+
+    def careful(self, utility: Floats, weight: float) -> Floats:
+        """The utility, less a standard error for options without a past."""
+        lowered: Floats = utility - np.where(self.count > 0, 0, weight * self.error)
+        return lowered
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceModel:
+    """Everything that a choice's artefact holds. K known options."""
+
+    reader: ContextReader
+    outcomes: OutcomeModel
+    table: OptionTable
+    lines: Mapping[str, Floats]  # of cost and latency: (2, K) per call, and per character of the text
+    between: float  # standard error with which a description predicts an option's mean score
+    unit_usd: float  # mean cost of the best single option: what costs are weighed in
+    best_single: str
+    frontier: Frontier
+    memory: Memory  # of past rows, to explain choices
+    policy: Logits | None = None  # learned from the rewards of whole tasks
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self.outcomes.kinds
+
+    def length(self, contexts: Sequence[Context]) -> Floats:
+        return np.array([float(len(self.reader.text_of(context))) for context in contexts])
+
+    def expect(
+        self, contexts: Sequence[Context], offered: Offered | None = None, *, read: NDArray[np.float32] | None = None
+    ) -> Expectation:
+        """For known options, or any others: a new one is expected to do what those like it did. `read` are the
+        features of the contexts, where they are known."""
+        features = (self.reader(contexts) if read is None else read).astype(np.float64)
+        found = dict(zip(self.kinds, self.outcomes.expect(features), strict=True))
+        if self.lines:
+            length = self.length(contexts)[:, None]
+            for kind, (base, slope) in self.lines.items():
+                found[kind] = np.maximum(found[kind], MIN_MULTIPLE) * np.maximum(base + slope * length, 0)
+        for kind in SHARES:
+            if kind in found:
+                found[kind] = found[kind].clip(0, 1)
+        if self.policy is not None:
+            found[LEARNED] = self.policy.learned(features)
+        error, count = self.outcomes.standard_error(features), self.outcomes.parts[0].count
+        if offered is None:
+            return Expectation(score=found.pop(SCORE), error=error, other=found, count=count)
+        mixed = {kind: table @ offered.mix.T for kind, table in found.items()}
+        if COST in mixed:
+            mixed[COST] = mixed[COST] * offered.price
+        variance = np.square(error) @ np.square(offered.mix.T) + np.where(offered.is_new, self.between**2, 0)
+        return Expectation(
+            score=mixed.pop(SCORE),
+            error=np.sqrt(variance),
+            other=mixed,
+            count=np.where(offered.is_new, 0, offered.mix @ count),
+        )
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        found = {f"reader.{name}": x for name, x in self.reader.tensors().items()}
+        found |= {f"outcomes.{name}": x for name, x in self.outcomes.tensors().items()}
+        found |= {f"lines.{kind}": x for kind, x in self.lines.items()}
+        found |= {f"frontier.{name}": x for name, x in vars(self.frontier).items()}
+        found |= {f"memory.{name}": x for name, x in self.memory.tensors().items()}
+        found |= {f"policy.{name}": x for name, x in vars(self.policy).items()} if self.policy is not None else {}
+        return found | {"options": self.table.vectors}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "reader": self.reader.to_json(),
+            "outcomes": self.outcomes.to_json(),
+            "table": self.table.to_json(),
+            "lines": list(self.lines),
+            "between": self.between,
+            "unit_usd": self.unit_usd,
+            "best_single": self.best_single,
+            "policy": self.policy is not None,
+        }
+
+    @classmethod
+    def from_state(
+        cls, tensors: Mapping[str, NDArray[Any]], about: Mapping[str, Any], encoder: TextEncoder
+    ) -> ChoiceModel:
+        try:
+            return cls(
+                reader=ContextReader.from_state(under("reader.", tensors), about["reader"], encoder),
+                outcomes=OutcomeModel.from_state(under("outcomes.", tensors), about["outcomes"]),
+                table=OptionTable.from_state(tensors["options"], about["table"]),
+                lines={kind: tensors[f"lines.{kind}"] for kind in about["lines"]},
+                between=about["between"],
+                unit_usd=about["unit_usd"],
+                best_single=about["best_single"],
+                frontier=Frontier(**under("frontier.", tensors)),
+                memory=Memory.from_state(under("memory.", tensors)),
+                policy=Logits(**under("policy.", tensors)) if about.get("policy") else None,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"a choice's artefact is not complete ({error!r}): train it again") from error

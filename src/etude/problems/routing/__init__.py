@@ -1,1 +1,0 @@
-"""Who answers which query: a router fitted to recorded outcomes."""
