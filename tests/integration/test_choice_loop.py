@@ -53,14 +53,14 @@ def work(count: int, *, seed: int = 0) -> list[tuple[str, Any]]:
 
 
 def test_from_uniform_choices_to_a_policy_that_decides(tmp_path: Path, capsys: Captured) -> None:
-    logged = work(450)
+    logged = work(600)
     assert {choice.policy for _, choice in logged} == {"uniform"}
     assert {choice.propensity for _, choice in logged} == {1 / 3}
     stored = json_output(capsys, "experience", "stats")
     assert "choice:model" in str(stored)
 
     data, run = Path("datasets/model"), Path("runs/model")
-    assert etude("dataset", "create", "--problem", "choice:model", "--out", data) == 0
+    assert etude("dataset", "create", "--problem", "choice:model", "--shares", "0.6,0.1,0.3", "--out", data) == 0
     train = ["train", "choice", "--dataset", data, "--encoder", "ngrams", "--out", run]
     assert "decisions of 'choice:tone': no row can be learned from" in refused(capsys, *train, "--name", "tone")
     ended = json_output(capsys, *train, "--name", "model")
@@ -75,7 +75,7 @@ def test_from_uniform_choices_to_a_policy_that_decides(tmp_path: Path, capsys: C
     estimate = judged["estimates"]["doubly robust"]["mean"]
     assert estimate > judged["behaviour"]["mean"] + 0.1
     assert judged["difference"]["ci95"][0] > 0
-    assert judged["decisions"] == judged["trajectories"] > 30
+    assert judged["decisions"] == judged["trajectories"] > 100
 
     Path("etude.yaml").write_text(f"experience:\n  policies: {{model: {run}}}\n  decide_timeout_ms: 60000\n")
     chosen = work(30, seed=1)

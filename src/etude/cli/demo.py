@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
@@ -116,8 +117,16 @@ def first_free(out: Path, is_own: Callable[[Path], bool]) -> Path:
 
 
 def print_ending(report: Path, policy: Path, screen: Console, *, seconds: float) -> None:
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
     screen.print(f"\nreport: {report}", markup=False, soft_wrap=True)
     screen.print(f"policy: etude.load({str(policy)!r})", markup=False, soft_wrap=True)
-    screen.print(f"The demo took {duration(seconds)} and at most {peak_mb:,.0f} MB of memory.", style="dim")
+    screen.print(f"The demo took {duration(seconds)} and at most {peak_memory_mb():,.0f} MB of memory.", style="dim")
+
+
+def peak_memory_mb() -> float:
+    """Of this process. Linux counts the parent's memory in `ru_maxrss` of a child; VmHWM starts with the program."""
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    if found is not None:
+        return int(found[1]) * 1024 / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

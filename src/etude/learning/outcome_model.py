@@ -39,6 +39,8 @@ MAX_OBSERVED = 64
 """Maximum number of options that are each fitted to their own outcomes; more share a Gram matrix."""
 MAX_RATIO = 4.0
 """Maximum ratio of an outcome's weight to that of the option's others."""
+MEAN_PRIOR = 4.0
+"""Outcomes that the mean of all options counts for in the mean of each: a few bad ones do not rule an option out."""
 KEPT = 256
 """Number of directions of the features whose uncertainty is known exactly; the others have that of the prior."""
 TOLERANCE = 1.0
@@ -450,6 +452,8 @@ def _fit_kind(folds: _Folds, o: Observed, K: int, eligible: NDArray[np.bool_] | 
     count = weight**2 / np.where(square > 0, square, 1)
     overall = float(total.sum() / max(weight.sum(), 1e-300))
     mean = np.where(weight > 0, total / np.where(weight > 0, weight, 1), overall)
+    if len(o.row) < n * K:
+        mean = overall + (mean - overall) * count / (count + MEAN_PRIOR)
     rest = o.value - mean[o.option]
     per_row = np.bincount(o.row, minlength=n)
     shared = np.bincount(o.row, rest, minlength=n) / per_row.clip(1)

@@ -162,7 +162,7 @@ def test_raises_within_its_timeout_while_the_broker_is_away(
         began = time.monotonic()
         with pytest.raises(BusError, match=r"NATS at 127\.0\.0\.1:\d+: .*check that it runs"):
             call()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 2
 
 
 def test_connects_when_the_broker_comes(server: NatsServer, connect: Callable[..., NatsBus]) -> None:

@@ -160,7 +160,7 @@ def test_until_it_is_loaded_the_default_is_given(caplog: pytest.LogCaptureFixtur
         began = time.perf_counter()
         for _ in range(10):
             assert task.decide("tone", options=["a", "b"]) == "a"
-        assert time.perf_counter() - began < 0.4  # only the first one waits
+        assert time.perf_counter() - began < 2.0  # only the first one waits
         go.set()
         collector.decide_timeout_s = 5.0
         assert task.decide("tone", options=["a", "b"]) == "b"

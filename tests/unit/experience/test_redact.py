@@ -365,11 +365,16 @@ HARD = [
 @pytest.mark.parametrize("unit", HARD, ids=ascii)
 def test_time_is_linear_whatever_comes(unit: str) -> None:
     small, large = (unit * (size // len(unit)) for size in (1 << 13, 1 << 16))
-    taken = []
-    for text in (small, large):
-        began = time.process_time()
-        redact(text)
-        taken.append(time.process_time() - began)
+
+    def shortest(text: str) -> float:
+        taken = []
+        for _ in range(3):
+            began = time.process_time()
+            redact(text)
+            taken.append(time.process_time() - began)
+        return min(taken)
+
+    taken = shortest(small), shortest(large)
     # Eight times the text may take sixteen times as long, not sixty-four. The worst takes 3 s a megabyte,
     # which a busy machine makes 6.
     assert taken[1] < 6 / 16

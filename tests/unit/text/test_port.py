@@ -105,7 +105,7 @@ def test_the_company_of_a_text_does_not_change_its_vectors(encoder: TextEncoder,
 def test_hard_texts_take_no_time(encoder: TextEncoder, kind: str, what: str) -> None:
     begin = time.process_time()
     check(encoder, [HARD[what]], MAX_TOKENS[kind])
-    assert time.process_time() - begin < 0.5
+    assert time.process_time() - begin < 2
 
 
 def test_words_behind_a_million_blanks_are_read(encoder: TextEncoder) -> None:

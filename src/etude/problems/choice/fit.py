@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from etude.contracts.errors import DataError
 from etude.contracts.option import Option
@@ -44,6 +46,14 @@ MAX_CELLS = 2_000_000
 """Rows of the sample times options: with very many options, the sample is smaller."""
 MAX_PROCESSES, MIN_ROWS_FOR_PROCESSES = 4, 50_000
 Report = Callable[[float], None]
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def one_blas_thread(function: F) -> F:
+    """A fit is many small products: where other work keeps a core busy, BLAS threads wait for each other, and it takes
+    30 times as long."""
+    limited: F = threadpool_limits.wrap(limits=1, user_api="blas")(function)
+    return limited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +69,7 @@ class Trained:
     held_out: tuple[list[Row], Expectation] | None = None  # past rows, with what folds that did not see them expect
 
 
+@one_blas_thread
 def fit_choice(
     rows: Rows,
     encoder: TextEncoder,
@@ -127,6 +138,7 @@ def fit_choice(
     )
 
 
+@one_blas_thread
 def continue_choice(
     model: ChoiceModel, rows: Rows, config: ChoiceConfig, *, options: Sequence[Option] | None = None
 ) -> Trained:

@@ -30,7 +30,7 @@ class ChoiceConfig:
     """For `epsilon`: probability of choosing any option."""
     temperature: Annotated[float, Gt(0)] = 0.1
     """For `softmax`: difference of utility that makes an option e times as probable."""
-    posterior_scale: Annotated[float, Gt(0)] = 0.3
+    posterior_scale: Annotated[float, Gt(0)] = 0.5
     """For `thompson`: factor of the standard errors of options with a past; below 1 it explores less than they say."""
     price: Annotated[float, Gt(0), Lt(1)] = 0.02
     """For `priced`: maximum share of the expected reward that exploring may cost."""

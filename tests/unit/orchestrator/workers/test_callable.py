@@ -199,7 +199,7 @@ def test_cancelled_a_sync_call_is_left_and_what_comes_of_it_dropped(close_first:
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
             await attempt
-        assert time.monotonic() - begun_s < 1
+        assert time.monotonic() - begun_s < 4
         if not close_first:
             go.set()
             while not ended.is_set() or threads[0].is_alive():
