@@ -226,10 +226,9 @@ def etude_online(stream: Outcomes, order: Ints, *, explore: str, types: bool, se
         probability = np.full((len(block), K), 1 / K)
         if model is not None:
             expected = model.expect([asked[i] for i in block], model.table.offer(stream.options, ENCODER))
-            chances = zip(expected.score, expected.error, strict=True)
-            probability = np.stack(
-                [probabilities(u, config.posterior_scale * e, explore=explore, price=config.price) for u, e in chances]
-            )
+            trust = np.where(expected.count > 0, config.posterior_scale, 1.0)  # as ChoicePolicy does
+            chances = zip(expected.score, trust * expected.error, strict=True)
+            probability = np.stack([probabilities(u, e, explore=explore, price=config.price) for u, e in chances])
         for row, chance in zip(block, probability, strict=True):
             action = int(rng.choice(K, p=chance))
             scores[at] = stream.score[row, action]
