@@ -14,9 +14,9 @@ from typing import Any
 
 from etude.contracts.ports import Verifier
 from etude.contracts.work import Fault, Input, Subtask, WorkerError
-from etude.orchestrator.corrections import NOT_CHARGED
 from etude.orchestrator.crew import Crew, Member
 from etude.orchestrator.record import Attempt
+from etude.problems.workflow.faults import NOT_CHARGED
 from etude.problems.workflow.grammar import Status
 from etude.problems.workflow.plan import SLACK, Limits
 from etude.problems.workflow.progress import Progress, Step

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Verifier, Worker
 from etude.contracts.work import Fault
-from etude.orchestrator.corrections import DOWN, NOT_THE_WORKERS
 from etude.problems.catalogue import Catalogue
 from etude.problems.catalogue import Worker as Entry
+from etude.problems.workflow.faults import DOWN, NOT_THE_WORKERS
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS
 from etude.problems.workflow.office.world import MEMORY
 from etude.problems.workflow.progress import Live

@@ -20,13 +20,13 @@ from etude.contracts.reward import ExecutionReward
 from etude.contracts.trajectory import Outcome, Trajectory
 from etude.contracts.work import Fault, Input, Subtask, Verdict, WorkerError
 from etude.orchestrator.attempts import Attempts, End, Try, max_usd_to_ask
-from etude.orchestrator.corrections import CATEGORY, is_beyond
 from etude.orchestrator.crew import TIMEOUT_S, Crew
 from etude.orchestrator.record import correction_of
 from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import named
 from etude.problems.workflow.decisions import PROBLEM, Choice
+from etude.problems.workflow.faults import CATEGORY, is_beyond
 from etude.problems.workflow.grammar import Correction, Status
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.progress import Live, Progress, Step, to_state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,35 @@ from etude.problems.workflow.artefact import load, planner_parts
 from etude.problems.workflow.decisions import PROBLEM, catalogue_id
 from etude.problems.workflow.encode import PolicyContext
 from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.learn_workers import SELF_DECLARED, learn_workers, read_keep
 from etude.problems.workflow.logged import read_logged
 from etude.problems.workflow.network import PlanPolicy
 from etude.problems.workflow.planner import Planner
+from etude.problems.workflow.worker_model import is_verified
 
 KEPT = 8
 """Shards that stay in memory once they are read."""
 
 
+WORKER_HEADS = ("worker_query", "worker_key", "worker_live", "correction", "given_value", "value_head")
+"""Parameters that choose workers and corrections, and estimate values."""
+
+
 def from_logs(request: LearnRequest) -> Run:
-    return learn_from_logs(request, SPEC, read_logs)
+    """By default what workers did teaches which one to take; the algorithms teach the network."""
+    if request.inputs.get("algorithm") in (None, "workers"):
+        return learn_workers(request)
+    keep, dataset = read_keep(request.inputs), request.dataset
+    if dataset is None or is_verified(e.trajectory for part in dataset.examples("train") for e in part):
+        return learn_from_logs(request, SPEC, read_logs, keep=keep)
+    return learn_from_logs(request, SPEC, partial(read_logs, only_workers=True), keep=keep, remarks=(SELF_DECLARED,))
 
 
-def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.device) -> WorkflowLogs:
-    """With the planner's own catalogue, or the one that the logs were made with."""
+def read_logs(
+    artefact: Artefact, inputs: Mapping[str, Any], device: torch.device, *, only_workers: bool = False
+) -> WorkflowLogs:
+    """With the planner's own catalogue, or the one that the logs were made with. With `only_workers`, what chooses
+    subtasks and dependencies is frozen."""
     named = inputs.get("catalogue") or []
     files: list[Path] = named if isinstance(named, list) else [named]
     if len(files) > 1:
@@ -47,7 +63,9 @@ def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.devic
     if files:
         planner = planner.under(read_catalogue(files[0]))
     planner.policy.to(device)
-    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict())
+    for name, parameter in planner.policy.named_parameters():
+        parameter.requires_grad_(not only_workers or name.startswith(WORKER_HEADS))
+    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), planner.workers)
     return WorkflowLogs(planner=planner, parts=parts)
 
 
