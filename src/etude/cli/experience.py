@@ -178,7 +178,7 @@ def _print_detail(detail: TrajectoryDetail) -> None:
     if known:
         screen.print(", ".join(known), soft_wrap=True, style="dim")
     for decision in t.decisions:
-        chance = "by a person" if decision.propensity is None else f"propensity {decision.propensity:.3g}"
+        chance = "propensity unknown" if decision.propensity is None else f"propensity {decision.propensity:.3g}"
         screen.print(
             f"  {decision.at_ms:8.0f} ms  {escape(decision.problem)} by {escape(decision.policy)}: "
             f"{escape(_short(decision.action))}  [dim]{chance}[/]",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,20 @@ class Decider(Protocol):
 
     def decide(self, request: DecisionRequest) -> Decision:
         """The decision; DataError if the request is not what the problem expects."""
+
+
+@runtime_checkable
+class AsyncDecider(Decider, Protocol):
+    """A decider that waits for a service, so that an event loop should not wait with it."""
+
+    async def adecide(self, request: DecisionRequest) -> Decision:
+        """As `decide`; it may be cancelled."""
+
+    async def check(self) -> None:
+        """Raises EndpointError, with what to do, if the service cannot be reached."""
+
+    async def close(self) -> None:
+        """Releases all resources; a second call does nothing."""
 
 
 class Example(Protocol):

@@ -15,7 +15,9 @@ from functools import cached_property
 from typing import Any, Protocol, cast
 
 from etude.contracts.errors import PlanError
+from etude.contracts.ports import AsyncDecider
 from etude.contracts.trajectory import Trajectory
+from etude.orchestrator.fallback import MIN_PROBABILITY, with_fallback
 from etude.orchestrator.flow import Event, Flow, Human, Log, PlanDecider, Question, Watch
 from etude.orchestrator.log import same_ids
 from etude.orchestrator.record import Execution
@@ -87,11 +89,19 @@ class Orchestrator:
         human: Human | None = None,
         watch: Watch | None = None,
         seed: int = 0,
+        fallback: Policy | None = None,
+        min_probability: float = MIN_PROBABILITY,
     ) -> None:
-        """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name."""
+        """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name.
+
+        `fallback` plans where the policy's plan is less probable than `min_probability`.
+        """
         crew = enlist(workers, policy.catalogue)
         make: Callable[..., PlanDecider] | None = getattr(policy, "decider", None)  # of a trained planner
         decider = cast(PlanDecider, policy) if make is None else make(catalogue=crew.catalogue, limits=limits)
+        if fallback is not None:
+            other = fallback.decider(catalogue=crew.catalogue, limits=decider.limits)
+            decider = with_fallback(decider, other, min_probability=min_probability)
         if not same_ids(decider.catalogue, crew.catalogue):
             raise PlanError("the policy decides with another catalogue than the workers have: give it theirs")
         self.decider, self.crew, self.log, self.human, self.watch = decider, crew, log, human, watch
@@ -155,6 +165,11 @@ class Orchestrator:
             self._deciding = (loop, asyncio.Lock())
         return self._deciding[1]
 
+    async def check(self) -> None:
+        """Raises EndpointError if the policy asks a service that cannot be reached."""
+        if isinstance(self.decider, AsyncDecider):
+            await self.decider.check()
+
     async def close(self) -> None:
         """Close the workers and end cancelled attempts."""
         for task in self.left_behind:
@@ -164,3 +179,5 @@ class Orchestrator:
         for task in self.left_behind:  # these ignore cancellation: `asyncio.run` would wait for them for ever
             asyncio.tasks._unregister_task(task)
         await self.crew.close()
+        if isinstance(self.decider, AsyncDecider):
+            await self.decider.close()

@@ -14,8 +14,8 @@ from zlib import crc32
 import msgspec
 
 from etude.contracts.decision import DecisionRequest, LoggedDecision
-from etude.contracts.errors import EtudeError, WorkersError
-from etude.contracts.ports import Decider, Verifier
+from etude.contracts.errors import EtudeError, PlanError, WorkersError
+from etude.contracts.ports import AsyncDecider, Decider, Verifier
 from etude.contracts.reward import ExecutionReward
 from etude.contracts.trajectory import Outcome, Trajectory
 from etude.contracts.work import Fault, Input, Subtask, Verdict, WorkerError
@@ -59,7 +59,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """An event of a workflow: planned, started, done, failed, corrected, ended."""
+    """An event of a workflow: deciding (where that takes time), planned, started, done, failed, corrected, ended."""
 
     kind: str
     workflow: str
@@ -152,7 +152,8 @@ class Flow:
             attempts.stop()
             success = await self._judge()
         except EtudeError as error:  # no plan can be made
-            self.ended, self.error, success = "failed", str(error), False
+            self.ended, self.error, success = "deadline" if self._is_late() else "failed", str(error), False
+            self.progress.spent_usd += error.cost_usd if isinstance(error, PlanError) else 0.0
             self.refused = isinstance(error, WorkersError)
         except BaseException as error:
             self.ended, self.error = "failed", f"{type(error).__name__}: {error}"
@@ -184,8 +185,8 @@ class Flow:
             await self._take_turn()
             live = self._live()
             if crew.unreachable:
-                self._check_reachable(live)
-            self._add_steps(self._decide(live), live, at_ms=0.0)
+                await self._check_reachable(live)
+            self._add_steps(await self._decide(live), live, at_ms=0.0)
         else:
             self.given.check(crew.catalogue, self.at.limits)
             lay_down(self.given, self.progress, crew)
@@ -193,10 +194,10 @@ class Flow:
         self.first = planned_nodes(self.progress.steps)
         self._notify("planned")
 
-    def _check_reachable(self, live: Sequence[Live]) -> None:
+    async def _check_reachable(self, live: Sequence[Live]) -> None:
         """WorkersError if the plan needs a task type that no reachable worker can do."""
         everybody = [worker._replace(available=True) for worker in live]
-        planned = self._request(everybody)
+        planned = await self._request(everybody)
         self.at.crew.check_reachable(
             decision.action["task_type"] for decision in planned if "task_type" in decision.action
         )
@@ -211,9 +212,9 @@ class Flow:
                 await self.at.deciding().acquire()
                 self.loop.call_soon(self.at.deciding().release)
 
-    def _decide(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+    async def _decide(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
         """The policy's decision. Live numbers are logged if they changed since the previous decision."""
-        first, *others = self._request(live)
+        first, *others = await self._request(live)
         context = dict(first.context or {})
         if context.get("live") == self.logged_live:
             context.pop("live", None)
@@ -222,17 +223,29 @@ class Flow:
         self.decisions += logged
         return logged
 
-    def _request(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+    async def _request(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+        """Ask the policy. Nothing else happens meanwhile, unless it waits for a service: then until the deadline."""
         progress = self.progress
         base = crc32(self.id.encode()) if self.number is None else self.number
         request = DecisionRequest(
             context={"instruction": self.instruction, "live": live},
-            state=to_state(progress) if progress.steps or progress.replans else None,
+            state=to_state(progress) if progress.steps or progress.replans or progress.spent_usd else None,
             at_ms=self.attempts.now_ms() if self.first is not None else 0.0,
             seed=SEEDS * (self.at.seed + base) + self.requests,
         )
         self.requests += 1
-        return self.at.decider.decide(request).logged
+        decider = self.at.decider
+        if isinstance(decider, AsyncDecider):
+            self._notify("deciding")
+            decision = await self._in_time(decider.adecide(request), self._time_left_s())
+            if decision is None:
+                raise PlanError(
+                    f"{decider.version} made no plan within {self.at.limits.max_time_ms:g} ms, the time limit"
+                )
+        else:
+            decision = decider.decide(request)
+        progress.spent_usd += decision.cost_usd
+        return decision.logged
 
     def _add_steps(self, planned: Sequence[LoggedDecision], live: Sequence[Live], at_ms: float) -> None:
         for decision in planned:
@@ -273,7 +286,7 @@ class Flow:
         assert end.fault is not None
         step, progress, live = this.step, self.progress, self._live()
         progress.fail(step, CATEGORY[end.fault], unable=is_beyond(end.fault))
-        (decision,) = self._decide(live)
+        (decision,) = await self._decide(live)
         self.corrected[len(self.decisions) - 1] = step
         if correction_of(decision) == named(Correction.ABORT):
             self.decisions[-1] = decision = await self._ask(decision, this, end)
@@ -296,7 +309,7 @@ class Flow:
         )
         if correction == Correction.REPLAN:
             self.attempts.failures.clear()
-            planned = self._decide(live)
+            planned = await self._decide(live)
             self._add_steps(planned, live, planned[0].at_ms)
             self._notify("planned")
         if correction == Correction.ABORT:
@@ -327,8 +340,7 @@ class Flow:
             message=end.message,
             options=options,
         )
-        limit_s = None if self.attempts.deadline_s is None else self.attempts.time_for(float("inf"))
-        answer = await self._in_time(self.at.human(question), limit_s)
+        answer = await self._in_time(self.at.human(question), self._time_left_s())
         if answer is None or answer not in options:
             return decision
         action = {"correction": named(answer)}
@@ -363,6 +375,9 @@ class Flow:
         if not verdict.ok and not self.error:
             self.error = verdict.reason
         return verdict.ok
+
+    def _time_left_s(self) -> float | None:
+        return None if self.attempts.deadline_s is None else self.attempts.time_for(float("inf"))
 
     async def _in_time(self, work: Awaitable[T], limit_s: float | None) -> T | None:
         """The result of an awaitable; None if it does not end in time, then it is cancelled."""

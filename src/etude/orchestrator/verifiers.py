@@ -16,6 +16,7 @@ import numpy as np
 from etude.contracts.errors import MissingExtraError, WorkersError
 from etude.contracts.ports import Verifier
 from etude.contracts.work import Fault, Subtask, Verdict, WorkerError
+from etude.orchestrator.workers.answers import json_objects
 from etude.orchestrator.workers.callable import NAMES, argument_names, arguments, call_anyhow, described, in_thread
 from etude.orchestrator.workers.command import (
     Command,
@@ -330,18 +331,8 @@ class JudgeVerifier:
 
 def _judgement(text: str) -> dict[str, Any]:
     """The last object in an answer that says `ok` or `score`, whatever stands around it; {} where there is none."""
-    decoder, found = json.JSONDecoder(), dict[str, Any]()
-    start = text.find("{")
-    while start >= 0:
-        end = start + 1
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict) and value.keys() & {"ok", "score"}:
-            found = value
-        start = text.find("{", end)
-    return found
+    found = [value for value in json_objects(text) if value.keys() & {"ok", "score"}]
+    return found[-1] if found else {}
 
 
 class AllOf:

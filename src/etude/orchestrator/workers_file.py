@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -53,6 +53,7 @@ class WorkersFile:
     limits: Limits | None  # None: the policy's own
     human: bool  # whether a person is asked when the policy would give up
     simulated: dict[str, int] | None = None  # seeds of the simulated office
+    llm: dict[str, Any] = field(default_factory=dict)  # options of a language model that plans
 
 
 async def unreachable_workers(file: WorkersFile) -> dict[str, str]:
@@ -106,6 +107,7 @@ class _File(_Section):
     human: bool = False
     timeout_s: Seconds = 60.0
     simulated: dict[str, Any] | None = None
+    llm: dict[str, Any] = {}
 
 
 class _Simulated(_Section):
@@ -133,13 +135,10 @@ class _Worker(_Section):
     concurrency: Some = 8
 
 
-class _Model(_Section):
-    """A language model at a URL. The defaults are OpenAIWorker's."""
+class _Asked(_Section):
+    """How a language model is asked. The defaults are OpenAIWorker's."""
 
-    url: Text = Field(examples=["http://localhost:11434/v1"])
-    model: Text = Field(examples=["llama3.2"])
     api_key_env: str | None = None
-    system: str = ""
     usd_per_call: Amount = 0.0
     usd_per_mtok_in: Amount = 0.0
     usd_per_mtok_out: Amount = 0.0
@@ -149,6 +148,22 @@ class _Model(_Section):
     stall_s: Seconds = 20.0
     attempts: Some = 3
     extra: dict[str, Any] = {}
+
+
+class _LLM(_Asked):
+    """The language model of the policy llm:URL#MODEL. The defaults are LanguageModel's."""
+
+    max_tokens: Some = 4096
+    stall_s: Seconds = 60.0
+    timeout_s: Seconds = 180.0
+
+
+class _Model(_Asked):
+    """A language model at a URL."""
+
+    url: Text = Field(examples=["http://localhost:11434/v1"])
+    model: Text = Field(examples=["llama3.2"])
+    system: str = ""
 
 
 class _OpenAI(_Worker, _Model):
@@ -232,7 +247,7 @@ def read_workers(path: Path, *, env: Mapping[str, str] | None = None) -> Workers
         concurrency={name: entry.concurrency for name, entry in entries.items()},
         timeout_s={name: entry.timeout_s or file.timeout_s for name, entry in entries.items()},
     )
-    return WorkersFile(source=source, crew=crew, limits=file.limits, human=file.human)
+    return WorkersFile(source=source, crew=crew, limits=file.limits, human=file.human, llm=_llm(file, source))
 
 
 Workers = Crew | Path | str | Mapping[str, Worker | Callable[..., Any]]
@@ -327,7 +342,12 @@ def _simulated(file: _File, seeds: dict[str, Any], source: Source) -> WorkersFil
         if key in file.model_fields_set:
             raise source.error((key,), "is there together with `simulated`, which brings its own: remove one of them")
     simulated = _parse(_Simulated, seeds, source, ("simulated",)).model_dump()
-    return WorkersFile(source=source, limits=file.limits, human=file.human, simulated=simulated)
+    return WorkersFile(source=source, limits=file.limits, human=file.human, simulated=simulated, llm=_llm(file, source))
+
+
+def _llm(file: _File, source: Source) -> dict[str, Any]:
+    """Those of its options that are there."""
+    return _parse(_LLM, file.llm, source, ("llm",)).model_dump(exclude_unset=True)
 
 
 def _task_types(file: _File, source: Source) -> dict[str, _TaskType]:

@@ -15,9 +15,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from etude.cli.display import console, print_command, print_json, print_warning
 from etude.cli.orchestrator.execution_display import summary_tables
-from etude.cli.orchestrator.run import Strict, Unredacted, UserOption, WorkersOption, check_workers, prepare_log
+from etude.cli.orchestrator.run import (
+    Fallback,
+    MinProbability,
+    Strict,
+    Unredacted,
+    UserOption,
+    WorkersOption,
+    check_workers,
+    prepare_log,
+)
 from etude.contracts.errors import LogError
 from etude.orchestrator.executor import Orchestrator, Result
+from etude.orchestrator.fallback import MIN_PROBABILITY
 from etude.orchestrator.log import ExecutionLog, read_log
 from etude.orchestrator.metrics import summarise
 from etude.orchestrator.record import Execution
@@ -33,8 +43,13 @@ def collect(
     out: Annotated[Path, typer.Option(help="Folder of the log.")] = Path("execution_logs"),
     workers: WorkersOption = None,
     policy: Annotated[
-        str, typer.Option(help="Policy that decides: a run of `etude train workflow`, or rules, retry, random.")
+        str,
+        typer.Option(
+            help="Policy that decides: a run of `etude train workflow`, llm:URL#MODEL, or rules, retry, random."
+        ),
     ] = "rules",
+    fallback: Fallback = None,
+    min_probability: MinProbability = MIN_PROBABILITY,
     instructions: Annotated[
         Path | None, typer.Option(help="File of instructions, one per line.", show_default="made up from the catalogue")
     ] = None,
@@ -52,7 +67,7 @@ def collect(
     screen = console(stderr=as_json)
     with screen.status("reading workers and instructions"):
         place = make_workplace(workers, settings=settings_of(policy), seed=seed)
-        decider = make_decider(policy, place, explore=explore)
+        decider = make_decider(policy, place, explore=explore, fallback=fallback, min_probability=min_probability)
         asked = instructions_for(place, num_executions, file=instructions, seed=seed)
     redact = prepare_log(out, user, unredacted=unredacted)
     with ExecutionLog(out, place.crew.catalogue, redact=redact) as log:
@@ -117,6 +132,7 @@ def carry_out_all(
     async def all_of_them() -> None:
         refused: list[Result] = []
         try:
+            await orchestrator.check()
             await check_workers(place, strict=strict)
             done, successes = 0, 0
             results = orchestrator.stream(waiting, concurrency=concurrency, user=user)

@@ -31,6 +31,7 @@ def _overall(summary: Summary) -> RenderableType:
     rows = [
         ["workflows", f"{summary.count:,}", f"{summary.successes:,} of them succeeded"],
         ["how they ended", "", _counts(summary.ended)],
+        ["planned by", "", _shares(summary.planned_by)],
         ["success", *_share(summary.success)],
         ["cost, USD", *_mean(summary.cost_usd)],
         ["latency, ms", *_mean(summary.latency_ms)],
@@ -86,6 +87,11 @@ def _mean(estimate: Estimate) -> tuple[str, str]:
 def _number(value: float) -> str:
     """Four digits: prices of calls are small, latencies large."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _shares(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return escape(", ".join(f"{name} {count / total:.1%}" for name, count in counts.items()))
 
 
 def _counts(counts: Mapping[str, int]) -> str:

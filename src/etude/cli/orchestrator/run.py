@@ -22,6 +22,7 @@ from etude.cli.orchestrator.execution_detail import final_plan, standing
 from etude.cli.orchestrator.plan import read_stdin
 from etude.contracts.errors import DataError, WorkersError
 from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
+from etude.orchestrator.fallback import MIN_PROBABILITY
 from etude.orchestrator.log import ExecutionLog, Redact
 from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workers_file import unreachable_workers
@@ -43,6 +44,13 @@ Unredacted = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start if any worker cannot be reached, not only a needed one.")
 ]
+Fallback = Annotated[
+    str | None,
+    typer.Option(help="Language model that plans what the run is not sure of: llm:URL#MODEL.", metavar="llm:URL#MODEL"),
+]
+MinProbability = Annotated[
+    float, typer.Option(min=0, max=1, help="Probability of its plan below which a run leaves planning to the fallback.")
+]
 MAX_SHOWN_CHARS = 200
 """Maximum length of an instruction, an output or a message on the screen."""
 MARKS = {"planned": "[dim]○[/]", "running": "[yellow]◐[/]", "done": "[green]●[/]", "failed": "[red]✗[/]"}
@@ -51,10 +59,15 @@ MARKS["skipped"] = "[dim]–[/]"
 
 def run(
     policy: Annotated[
-        str, typer.Argument(help="A run of `etude train workflow`, or rules, retry, random.", show_default=False)
+        str,
+        typer.Argument(
+            help="A run of `etude train workflow`, llm:URL#MODEL, or rules, retry, random.", show_default=False
+        ),
     ],
     instruction: Annotated[str, typer.Argument(help="Instruction; - reads it from stdin.", show_default=False)],
     workers: WorkersOption = None,
+    fallback: Fallback = None,
+    min_probability: MinProbability = MIN_PROBABILITY,
     log: Annotated[Path | None, typer.Option(help="Folder to log the execution in, redacted.")] = None,
     experience: Annotated[
         bool, typer.Option("--experience", help="Keep the execution as a trajectory to learn from.")
@@ -69,7 +82,7 @@ def run(
     """Plan an instruction, carry out the plan, correct failures."""
     screen = console(stderr=as_json)
     place = make_workplace(workers, settings=settings_of(policy))
-    decider = make_decider(policy, place)
+    decider = make_decider(policy, place, fallback=fallback, min_probability=min_probability)
     text = read_stdin() if instruction == "-" else instruction
     human = _asking(screen) if ask or (place.file is not None and place.file.human) else None
     redact = prepare_log(log, user, unredacted=unredacted) if log else None
@@ -105,6 +118,7 @@ def carry_out(
 
     async def once() -> Result:
         try:
+            await orchestrator.check()
             await check_workers(place, strict=strict)
             with view.live or nullcontext():
                 return await orchestrator.execute(instruction, user=user)
@@ -171,8 +185,7 @@ class View:
             branches[id(step)] = parent.add(self._line(step, before[:-1], event))
         for step in progress.dropped:
             root.add(f"[dim]{escape(self._name(step))}: replanned[/]")
-        spent = sum(attempt.cost_usd for s in (*progress.steps, *progress.dropped) for attempt in s.tries)
-        return Group(root, f"[dim]{duration(event.at_ms / 1000)}, {spent:.4f} USD[/]")
+        return Group(root, f"[dim]{duration(event.at_ms / 1000)}, {progress.spent_usd:.4f} USD[/]")
 
     def _line(self, step: Step, others: list[Step], event: Event) -> str:
         state = "running" if step.begun else step.status.name.lower()

@@ -170,11 +170,14 @@ class OpenAIWorker:
         """The prompt for a subtask."""
         return _utf8(self._prompts.get(subtask.task_type, self._prompt).render(subtask).strip())
 
-    async def ask(self, prompt: str, *, timeout_s: float | None = None) -> Reply:
-        """The answer to a prompt as it stands. It does not wait for another request beyond `timeout_s`."""
+    async def ask(self, prompt: str, *, timeout_s: float | None = None, extra: Mapping[str, Any] = {}) -> Reply:
+        """The answer to a prompt as it stands; `extra` are more fields of this request.
+
+        It does not wait for another request beyond `timeout_s`.
+        """
         messages = [*self._system, {"role": "user", "content": _utf8(prompt)}]
         tokens_in = math.ceil(sum(len(message["content"].encode()) for message in messages) / 4)
-        body = json.dumps(self._request | {"messages": messages}).encode()
+        body = json.dumps(self._request | dict(extra) | {"messages": messages}).encode()
         loop = asyncio.get_running_loop()
         ends_s = math.inf if timeout_s is None else loop.time() + timeout_s
         tried = 0

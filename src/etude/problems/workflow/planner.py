@@ -30,7 +30,8 @@ from etude.problems.workflow.encode import (
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlanPolicy
-from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.plan import Limits, Node, Plan
+from etude.problems.workflow.progress import from_state, to_draft
 from etude.problems.workflow.similarity import SimilarityEncoder
 from etude.problems.workflow.worker_model import WorkerModel
 
@@ -119,6 +120,7 @@ class Planner:
             catalogue=planner.catalogue,
             limits=planner.limits,
             choosers=partial(planner._chooser, explore=explore),
+            probability=partial(plan_probability, planner),
         )
 
     def _chooser(self, rules: Rules, instruction: str, *, explore: bool) -> Chooser:
@@ -162,3 +164,19 @@ class Planner:
         votes = self.memory.votes(self.reader.encoder, texts)
         encoded = encode_instructions(self.reader.encoder, texts, votes, self._similarity(texts), self.reader.tokenise)
         return replace(self._context, encoded=encoded)
+
+
+@torch.inference_mode()
+def plan_probability(planner: Planner, request: DecisionRequest, decision: Decision) -> float:
+    """The probability of a plan that a planner decided on: the product over its choices, as the network has them."""
+    instruction, live, state = planner._decider.read(request)
+    policy = planner._reading([instruction])
+    rules = policy.rules
+    done = [Node(task_type=planner.catalogue.task_types[step.task_type].name) for step in state.steps]
+    plan = Plan(instruction=instruction, nodes=(*done, *(Node(**subtask) for subtask in decision.action)))
+    draft, log_prob = to_draft(rules, from_state(state), live, now_ms=request.at_ms), 0.0
+    with one_thread(only=True):
+        for action in rules.actions(plan)[len(done) :]:
+            log_prob += float(policy.evaluate(draft, action).log_prob)
+            draft, _ = rules.grow(draft, action)
+    return math.exp(log_prob)

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from etude.bootstrap.experience import open_store
 from etude.experience.cleaning import pseudonym
 from etude.orchestrator.log import forget_in_logs, read_log
 from etude.orchestrator.record import Execution
+from tests.chat_server import Act, ChatServer, in_thread
 from tests.office import second_phase
 from tests.tiny import etude, json_output, refused
 
@@ -297,3 +299,117 @@ def test_ctrl_c_leaves_a_complete_log_and_says_how_to_go_on(tmp_path: Path) -> N
     kept = executions(tmp_path / "logs")
     assert kept
     assert {e.ended for e in kept} == {"cancelled"}
+
+
+# A language model as the planner
+
+
+def saying(*nodes: tuple[str, str, list[int]], script: Sequence[Act] = ()) -> ChatServer:
+    """A server that always answers with this plan."""
+    named = ("id", "task_type", "worker", "after")
+    plan = {"nodes": [dict(zip(named, (i, *node), strict=True)) for i, node in enumerate(nodes, 1)]}
+    return ChatServer(script, answer=lambda request: json.dumps(plan))
+
+
+def planned() -> ChatServer:
+    return saying(("summarise", "writer", []), ("count", "counter", [1]))
+
+
+def test_a_language_model_plans(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    workers.write_text(WORKERS + "llm: {usd_per_call: 0.25, attempts: 1}\n")
+    with in_thread(planned()) as server:
+        name = f"llm:{server.url}#small"
+        assert etude("run", name, ASKED, "--workers", workers, "--log", tmp_path / "log") == 0
+    reported = capsys.readouterr().out
+    assert "● summarise writer" in reported
+    assert "for 0.2500 USD" in reported
+    (kept,) = executions(tmp_path / "log")
+    assert (kept.success, kept.cost) == (True, 0.25)
+    assert kept.policy == f"llm:small@{server.url.split('/')[2]}"
+    assert kept.decisions[0].context["planning"]["repairs"] == {}
+
+
+def test_a_plan_that_cannot_be_made_is_reported_and_logged(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    workers.write_text(WORKERS + "llm: {attempts: 1}\n")
+    with in_thread(ChatServer([Act.ERROR])) as server:
+        assert etude("run", f"llm:{server.url}#m", ASKED, "--workers", workers, "--log", tmp_path / "log") == 3
+    assert "answered status 500" in capsys.readouterr().out
+    (kept,) = executions(tmp_path / "log")
+    assert (kept.ended, kept.planner_outputs) == ("failed", None)
+
+
+def test_a_language_model_to_collect_from(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    log, data = tmp_path / "log", tmp_path / "data.json"
+    with in_thread(planned()) as server:
+        asked = ("collect", "--policy", f"llm:{server.url}#m", "--workers", workers, "--out", log)
+        summary = json_output(capsys, *asked, "--num-executions", "3")
+        version = f"llm:m@{server.url.split('/')[2]}"
+        assert summary["planned_by"] == {version: 3}
+        summary = json_output(capsys, *asked, "--num-executions", "5")
+        assert (summary["planned_by"], server.requests) == ({version: 5}, 5)
+        assert "cannot explore" in refused(capsys, *asked, "--explore", "0.1")
+    assert etude("prepare", "--logs", log, "--out", data) == 0
+    assert {tuple(one["targets"]["task_types"]) for one in json.loads(data.read_text())} == {(0, 1)}
+
+
+def test_a_service_that_is_not_there_is_refused_before_anything_is_logged(
+    workers: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    with in_thread(planned()) as server:
+        pass
+    log = tmp_path / "log"
+    assert etude("collect", "--policy", f"llm:{server.url}#m", "--workers", workers, "--out", log) == 2
+    assert "no service listens at 127.0.0.1" in capsys.readouterr().err
+    assert executions(log) == []
+
+
+def test_a_language_models_plan_that_needs_an_unreachable_worker_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(WORKERS.replace("[echo, short]", "[no-such-program]"))
+    with in_thread(planned()) as server:
+        assert etude("run", f"llm:{server.url}#m", ASKED, "--workers", file, "--log", tmp_path / "log") == 2
+    assert "error: 'summarise' is needed, and no worker that can do it can be reached" in capsys.readouterr().err
+    assert executions(tmp_path / "log") == []
+    with in_thread(saying(("count", "counter", []))) as server:
+        assert etude("run", f"llm:{server.url}#m", "Count the words", "--workers", file) == 0
+
+
+def test_simulated_workers_and_a_language_model(tmp_path: Path, capsys: Captured) -> None:
+    with in_thread(saying(("summarise", "unknown", []))) as server:
+        assert etude("run", f"llm:{server.url}#m", "Summarise it", "--json") in (0, 3)
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["decisions"][0]["context"]["planning"]["repairs"] == {"worker": 1}
+    assert reported.get("ended", "done") in ("done", "aborted")
+
+
+def test_the_share_that_a_fallback_planned(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: Captured
+) -> None:
+    run, log = second_phase(tmp_path_factory), tmp_path / "log"
+    with in_thread(saying(("summarise", "unknown", []))) as server:
+        asked = ("collect", "--policy", run, "--fallback", f"llm:{server.url}#m", "--num-executions", "6")
+        assert etude(*asked, "--out", log / "all", "--min-probability", "1") == 0
+        assert f"llm:m@{server.url.split('/')[2]} 100.0%" in " ".join(capsys.readouterr().out.split())
+        chances = sorted(kept.decisions[0].context["plan_probability"] for kept in executions(log / "all"))
+        middle = str((chances[0] + chances[-1]) / 2)
+        summary = json_output(capsys, *asked, "--out", log / "some", "--min-probability", middle)
+    shares = summary["planned_by"]
+    assert sum(shares.values()) == 6
+    assert len(shares) == 2
+    for kept in executions(log / "some"):
+        by_model = kept.decisions[0].policy.startswith("llm:")
+        assert by_model == (kept.decisions[0].context["plan_probability"] < float(middle))
+
+
+def test_names_of_language_models(workers: Path, capsys: Captured) -> None:
+    assert "expected llm:URL#MODEL" in refused(capsys, "run", "llm:http://host/v1", ASKED, "--workers", workers)
+    assert "llm:URL#MODEL" in refused(capsys, "run", "no-such-run", ASKED, "--workers", workers)
+    asked = ("run", "rules", ASKED, "--workers", workers, "--fallback", "llm:http://host/v1#m")
+    assert "a fallback is for a trained planner" in refused(capsys, *asked)
+    workers.write_text(WORKERS + "llm: {usd_per_cal: 0.25}\n")
+    reported = refused(capsys, "run", "llm:http://host/v1#m", ASKED, "--workers", workers)
+    assert f"{workers}:8: llm.usd_per_cal: unknown key" in reported
+    workers.write_text(WORKERS + "llm: {api_key_env: NO_SUCH_KEY}\n")
+    reported = refused(capsys, "run", "llm:http://host/v1#m", ASKED, "--workers", workers)
+    assert "the variable 'NO_SUCH_KEY' is not set" in reported
+    assert etude("run", "rules", ASKED, "--workers", workers) == 0
