@@ -72,6 +72,7 @@ SPEC = ProblemSpec(
     read_logs="etude.problems.workflow.from_logs:read_logs",
     evaluations={
         "data": "etude.problems.workflow.evaluate:on_examples",
+        "instructions": "etude.orchestrator.paired:on_instructions",
     },
     metrics={
         "success": Metric("success", "workflows whose every subtask is done"),

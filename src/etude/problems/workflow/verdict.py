@@ -24,6 +24,8 @@ FOLDS = 5
 MIN_OUTCOMES = 20
 """Logged attempts by a worker that the new choice prefers, below which nothing is claimed."""
 MAX_WEIGHT = 20.0
+ONE_SIDED = 1.6448536269514722
+"""Standard errors that the gain must be away from 0: of choices that are no better, at most 5 % are called better."""
 Answer = Literal["better", "not distinguishable", "worse"]
 
 
@@ -124,7 +126,8 @@ def judge(attempts: Sequence[Attempt], choices: Choices) -> Verdict:
     thin = any(tried[attempts[i].task_type, choices.new[i]] < MIN_OUTCOMES for i in changed)
     answer: Answer = "not distinguishable"
     if changed and not thin:
-        answer = "better" if utility.low > 0 else "worse" if utility.high < 0 else answer
+        away = ONE_SIDED * utility.error
+        answer = "better" if utility.mean > away else "worse" if utility.mean < -away else answer
     return Verdict(
         answer=answer,
         utility=utility,
