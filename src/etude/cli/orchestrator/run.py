@@ -22,6 +22,7 @@ from etude.cli.orchestrator.execution_detail import final_plan, standing
 from etude.cli.orchestrator.plan import read_stdin
 from etude.contracts.errors import DataError, WorkersError
 from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
+from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact
 from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workers_file import unreachable_workers
@@ -43,6 +44,14 @@ Unredacted = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start if any worker cannot be reached, not only a needed one.")
 ]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=FILE|TEXT",
+        help="Input of the workflow: a file if there is one, else the text; NAME=@FILE, NAME:=JSON. May be repeated.",
+    ),
+]
 MAX_SHOWN_CHARS = 200
 """Maximum length of an instruction, an output or a message on the screen."""
 MARKS = {"planned": "[dim]○[/]", "running": "[yellow]◐[/]", "done": "[green]●[/]", "failed": "[red]✗[/]"}
@@ -55,6 +64,7 @@ def run(
     ],
     instruction: Annotated[str, typer.Argument(help="Instruction; - reads it from stdin.", show_default=False)],
     workers: WorkersOption = None,
+    input_: InputOption = None,
     log: Annotated[Path | None, typer.Option(help="Folder to log the execution in, redacted.")] = None,
     experience: Annotated[
         bool, typer.Option("--experience", help="Keep the execution as a trajectory to learn from.")
@@ -68,6 +78,7 @@ def run(
 ) -> None:
     """Plan an instruction, carry out the plan, correct failures."""
     screen = console(stderr=as_json)
+    inputs = parse_inputs(input_ or ())
     place = make_workplace(workers, settings=settings_of(policy))
     decider = make_decider(policy, place)
     text = read_stdin() if instruction == "-" else instruction
@@ -76,7 +87,7 @@ def run(
     with ExecutionLog(log, place.crew.catalogue, redact=redact) if log else nullcontext() as kept:
         view = View(place.crew.catalogue, screen)
         orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human)
-        result = carry_out(place, orchestrator, text, view, user=user, strict=strict)
+        result = carry_out(place, orchestrator, text, view, user=user, strict=strict, inputs=inputs)
     if result.refused:
         raise WorkersError(result.error)
     if experience:
@@ -99,7 +110,14 @@ def prepare_log(folder: Path, user: str | None, *, unredacted: bool) -> Redact |
 
 
 def carry_out(
-    place: Workplace, orchestrator: Orchestrator, instruction: str, view: View, *, user: str | None, strict: bool
+    place: Workplace,
+    orchestrator: Orchestrator,
+    instruction: str,
+    view: View,
+    *,
+    user: str | None,
+    strict: bool,
+    inputs: Inputs | None = None,
 ) -> Result:
     """Carry out the workflow; simulated workers run in virtual time."""
 
@@ -107,7 +125,7 @@ def carry_out(
         try:
             await check_workers(place, strict=strict)
             with view.live or nullcontext():
-                return await orchestrator.execute(instruction, user=user)
+                return await orchestrator.execute(instruction, user=user, inputs=inputs)
         finally:
             await orchestrator.close()
 
@@ -215,6 +233,8 @@ def _conclude(result: Result, screen: Console, place: Workplace) -> None:
         f"for {result.cost_usd:.4f} USD",
         soft_wrap=True,
     )
+    if result.lacks_input and " input" in result.error:
+        screen.print("give it an input with --input NAME=FILE or --input NAME=TEXT", soft_wrap=True)
     if result.success and not place.is_simulated:
         outputs = result.output if isinstance(result.output, dict) else {"": result.output}
         for made in outputs.values():
