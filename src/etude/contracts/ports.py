@@ -121,6 +121,10 @@ class Worker(Protocol):
 
     Up to `concurrency` attempts may run at the same time. An attempt that is cancelled leaves
     nothing behind: no process, no open connection. It may take a moment to end; the executor does not wait for it.
+
+    A worker may also have two methods that cost nothing: `needs_input(task_type)`, whether a subtask of this type is
+    pointless without an input, and `check_subtask(subtask)`, which raises WorkerError for a subtask that it cannot be
+    given. They are called when a subtask is planned, without outputs of earlier ones, and before every attempt.
     """
 
     name: str

@@ -21,6 +21,8 @@ from etude.contracts.trajectory import Outcome, Trajectory
 from etude.contracts.work import Fault, Input, Subtask, Verdict, WorkerError
 from etude.orchestrator.attempts import Attempts, End, Try, max_usd_to_ask
 from etude.orchestrator.crew import TIMEOUT_S, Crew
+from etude.orchestrator.inputs import WorkflowInputs
+from etude.orchestrator.preparation import prepare
 from etude.orchestrator.record import correction_of
 from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
 from etude.problems.catalogue import Catalogue
@@ -116,6 +118,7 @@ class Flow:
     given: Plan | None
     number: int | None
     user: str | None
+    inputs: WorkflowInputs = field(default_factory=WorkflowInputs)
     id: str = field(default_factory=lambda: uuid4().hex)
     decisions: list[LoggedDecision] = field(default_factory=list)
     corrected: dict[int, Step] = field(default_factory=dict)  # by decision: the step that had failed
@@ -141,6 +144,7 @@ class Flow:
             began_s=self.loop.time(),
             left_behind=self.at.left_behind,
             notify=self._notify,
+            inputs=self.inputs,
         )
         self.at.under_way += 1
         attempts.deadline_s = None if limit_ms is None else self._deadline_s(limit_ms)
@@ -151,7 +155,7 @@ class Flow:
             await self._carry_out()
             attempts.stop()
             success = await self._judge()
-        except EtudeError as error:  # no plan can be made
+        except EtudeError as error:  # no plan can be made, or it lacks an input or a parameter
             self.ended, self.error, success = "deadline" if self._is_late() else "failed", str(error), False
             self.progress.spent_usd += error.cost_usd if isinstance(error, PlanError) else 0.0
             self.refused = isinstance(error, WorkersError)
@@ -168,6 +172,7 @@ class Flow:
             if self.alarm is not None:
                 self.alarm.cancel()
             self.at.crew.end(self.id)
+            self.inputs.close()
         return self._record(success=success), self._output()
 
     def _deadline_s(self, limit_ms: float) -> float:
@@ -193,6 +198,7 @@ class Flow:
             crew.check_reachable(step.task_type for step in self.progress.steps)
         self.first = planned_nodes(self.progress.steps)
         self._notify("planned")
+        await prepare(self.attempts)
 
     async def _check_reachable(self, live: Sequence[Live]) -> None:
         """WorkersError if the plan needs a task type that no reachable worker can do."""
@@ -286,6 +292,8 @@ class Flow:
         assert end.fault is not None
         step, progress, live = this.step, self.progress, self._live()
         progress.fail(step, CATEGORY[end.fault], unable=is_beyond(end.fault))
+        if not end.repeatable:  # which makes a retry illegal
+            live = tuple(one._replace(available=one.available and i != step.worker) for i, one in enumerate(live))
         (decision,) = await self._decide(live)
         self.corrected[len(self.decisions) - 1] = step
         if correction_of(decision) == named(Correction.ABORT):
@@ -312,6 +320,8 @@ class Flow:
             planned = await self._decide(live)
             self._add_steps(planned, live, planned[0].at_ms)
             self._notify("planned")
+        if correction in (Correction.REPLAN, Correction.REPAIR):
+            await prepare(self.attempts)
         if correction == Correction.ABORT:
             task_type = self.at.crew.catalogue.task_types[step.task_type].name
             self.ended, self.error = "aborted", f"{task_type}: {end.message} ({end.fault})"
@@ -362,6 +372,7 @@ class Flow:
             instruction=self.instruction,
             task_type=WORKFLOW,
             inputs=tuple(made),
+            workflow_inputs=self.inputs,
             timeout_s=limit_s,
         )
         verdict: Verdict | None
@@ -423,6 +434,8 @@ class Flow:
         }
         if self.number is not None:
             known["number"] = self.number
+        if self.inputs:
+            known["inputs"] = self.inputs.described()
         if broken := violations(progress, outcome, self.at.limits, crew):
             known["violations"] = broken
         trajectory = Trajectory(
@@ -433,7 +446,7 @@ class Flow:
             policy=self.at.decider.version,
             user=self.user,
             decisions=self._numbered(),
-            turns=turns(progress, crew.catalogue),
+            turns=turns(progress, crew.catalogue, self.attempts.parameters),
             outcome=outcome,
             metadata=known,
         )

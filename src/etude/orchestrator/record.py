@@ -49,6 +49,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker: int | None = None  # the last that it was given to
     status: str  # done, failed, skipped, planned, dropped
     attempts: tuple[Attempt, ...] = ()
+    parameters: dict[str, Any] = {}  # of its task type, as workers got them
 
 
 class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,6 +72,7 @@ class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decisions: tuple[LoggedDecision, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     violations: tuple[str, ...] = ()  # limits that were exceeded: there are none
+    inputs: dict[str, dict[str, Any]] = {}  # of the workflow by name: bytes and sha256, no content
 
 
 def correction_of(decision: LoggedDecision) -> str | None:

@@ -17,7 +17,15 @@ from etude.contracts.errors import MissingExtraError, WorkersError
 from etude.contracts.ports import Verifier
 from etude.contracts.work import Fault, Subtask, Verdict, WorkerError
 from etude.orchestrator.workers.answers import json_objects
-from etude.orchestrator.workers.callable import NAMES, argument_names, arguments, call_anyhow, described, in_thread
+from etude.orchestrator.workers.callable import (
+    NAMES,
+    argument_names,
+    arguments,
+    call_anyhow,
+    described,
+    in_thread,
+    known_arguments,
+)
 from etude.orchestrator.workers.command import (
     Command,
     Ran,
@@ -54,7 +62,7 @@ class CallableVerifier(Verifier):
             self._names, self._positional = (), 2
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
-        known = {"output": output, "subtask": subtask} | {name: getattr(subtask, name) for name in NAMES[1:]}
+        known = {"output": output} | known_arguments(subtask)
         positional = (subtask, output)[-self._positional :]
         try:
             said = await call_anyhow(self._call, *arguments(self._names, known, positional))
@@ -106,14 +114,15 @@ class SchemaVerifier(Verifier):
         _check_references(schema, REGISTRY)
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
-        return await in_thread(lambda: self._validated(output))
+        return await in_thread(lambda: self.validated(output))
 
-    def _validated(self, output: object) -> Verdict:
+    def validated(self, output: object) -> Verdict:
+        """The verdict, in the thread of the caller."""
         from jsonschema.exceptions import best_match
         from referencing.exceptions import Unresolvable
 
         try:
-            value = _json(output) if isinstance(output, str) else output
+            value = parse_json(output) if isinstance(output, str) else output
             wrong = best_match(self._validator.iter_errors(value))
         except ValueError as error:
             return Verdict(ok=False, reason=f"the output is no JSON: {error}")
@@ -158,7 +167,7 @@ def _mappings(schema: Any) -> Iterator[Mapping[str, Any]]:
             yield from _mappings(value)
 
 
-def _json(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """The value of a text in JSON, also within a fence; ValueError where it is none."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
@@ -271,6 +280,7 @@ The task: {instruction}
 
 The step: {task_type}
 {description}
+{parameters}
 
 {inputs}
 

@@ -17,6 +17,7 @@ from etude.cli.display import console, print_command, print_json, print_warning
 from etude.cli.orchestrator.execution_display import summary_tables
 from etude.cli.orchestrator.run import (
     Fallback,
+    InputOption,
     MinProbability,
     Strict,
     Unredacted,
@@ -28,6 +29,7 @@ from etude.cli.orchestrator.run import (
 from etude.contracts.errors import LogError
 from etude.orchestrator.executor import Orchestrator, Result
 from etude.orchestrator.fallback import MIN_PROBABILITY
+from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, read_log
 from etude.orchestrator.metrics import summarise
 from etude.orchestrator.record import Execution
@@ -51,8 +53,13 @@ def collect(
     fallback: Fallback = None,
     min_probability: MinProbability = MIN_PROBABILITY,
     instructions: Annotated[
-        Path | None, typer.Option(help="File of instructions, one per line.", show_default="made up from the catalogue")
+        Path | None,
+        typer.Option(
+            help="File of instructions, one per line: text, or JSON with inputs.",
+            show_default="made up from the catalogue",
+        ),
     ] = None,
+    input_: InputOption = None,
     explore: Annotated[
         float, typer.Option(min=0, max=1, help="Share of decisions made at random; a run samples as in training.")
     ] = 0.0,
@@ -65,6 +72,7 @@ def collect(
 ) -> None:
     """Carry out many workflows and log what happened, redacted. If it was interrupted, the same command resumes."""
     screen = console(stderr=as_json)
+    inputs = parse_inputs(input_ or ())
     with screen.status("reading workers and instructions"):
         place = make_workplace(workers, settings=settings_of(policy), seed=seed)
         decider = make_decider(policy, place, explore=explore, fallback=fallback, min_probability=min_probability)
@@ -76,7 +84,7 @@ def collect(
         _announce(out, len(asked), len(waiting), decider.version, place, screen)
         orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
         try:
-            carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict)
+            carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict, inputs=inputs)
         except KeyboardInterrupt:
             print_command("interrupted; what was under way is in the log. The same command resumes:", screen)
             raise typer.Exit(130) from None
@@ -125,22 +133,25 @@ def carry_out_all(
     *,
     user: str | None = None,
     strict: bool = False,
+    inputs: Inputs | None = None,
 ) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
 
     async def all_of_them() -> None:
         refused: list[Result] = []
+        lacking: list[Result] = []
         try:
             await orchestrator.check()
             await check_workers(place, strict=strict)
             done, successes = 0, 0
-            results = orchestrator.stream(waiting, concurrency=concurrency, user=user)
+            results = orchestrator.stream(waiting, concurrency=concurrency, user=user, inputs=inputs)
             with Progress(*columns, *times, console=screen, transient=True, disable=not screen.is_terminal) as bar:
                 task = bar.add_task("success –", total=len(waiting))
                 async with aclosing(results):
                     async for result in results:
                         refused += [result] if result.refused else []
+                        lacking += [result] if result.lacks_input else []
                         done, successes = done + 1, successes + result.success
                         bar.update(task, completed=done, description=f"success {successes / done:.0%}")
                         if not screen.is_terminal and done % max(1, len(waiting) // STEPS) == 0:
@@ -149,6 +160,9 @@ def carry_out_all(
             await orchestrator.close()
         if refused:
             said = f"{len(refused):,} workflows were refused and are not logged: {refused[0].error}"
+            print_warning(escape(said), console(stderr=True))
+        if lacking:
+            said = f"{len(lacking):,} workflows failed before their first attempt: {lacking[0].error}"
             print_warning(escape(said), console(stderr=True))
 
     run_virtually(all_of_them()) if place.is_simulated else asyncio.run(all_of_them())

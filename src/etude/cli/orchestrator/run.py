@@ -23,6 +23,7 @@ from etude.cli.orchestrator.plan import read_stdin
 from etude.contracts.errors import DataError, WorkersError
 from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
 from etude.orchestrator.fallback import MIN_PROBABILITY
+from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact
 from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workers_file import unreachable_workers
@@ -51,6 +52,14 @@ Fallback = Annotated[
 MinProbability = Annotated[
     float, typer.Option(min=0, max=1, help="Probability of its plan below which a run leaves planning to the fallback.")
 ]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=FILE|TEXT",
+        help="Input of the workflow: a file if there is one, else the text; NAME=@FILE, NAME:=JSON. May be repeated.",
+    ),
+]
 MAX_SHOWN_CHARS = 200
 """Maximum length of an instruction, an output or a message on the screen."""
 MARKS = {"planned": "[dim]○[/]", "running": "[yellow]◐[/]", "done": "[green]●[/]", "failed": "[red]✗[/]"}
@@ -68,6 +77,7 @@ def run(
     workers: WorkersOption = None,
     fallback: Fallback = None,
     min_probability: MinProbability = MIN_PROBABILITY,
+    input_: InputOption = None,
     log: Annotated[Path | None, typer.Option(help="Folder to log the execution in, redacted.")] = None,
     experience: Annotated[
         bool, typer.Option("--experience", help="Keep the execution as a trajectory to learn from.")
@@ -81,6 +91,7 @@ def run(
 ) -> None:
     """Plan an instruction, carry out the plan, correct failures."""
     screen = console(stderr=as_json)
+    inputs = parse_inputs(input_ or ())
     place = make_workplace(workers, settings=settings_of(policy))
     decider = make_decider(policy, place, fallback=fallback, min_probability=min_probability)
     text = read_stdin() if instruction == "-" else instruction
@@ -89,7 +100,7 @@ def run(
     with ExecutionLog(log, place.crew.catalogue, redact=redact) if log else nullcontext() as kept:
         view = View(place.crew.catalogue, screen)
         orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human)
-        result = carry_out(place, orchestrator, text, view, user=user, strict=strict)
+        result = carry_out(place, orchestrator, text, view, user=user, strict=strict, inputs=inputs)
     if result.refused:
         raise WorkersError(result.error)
     if experience:
@@ -112,7 +123,14 @@ def prepare_log(folder: Path, user: str | None, *, unredacted: bool) -> Redact |
 
 
 def carry_out(
-    place: Workplace, orchestrator: Orchestrator, instruction: str, view: View, *, user: str | None, strict: bool
+    place: Workplace,
+    orchestrator: Orchestrator,
+    instruction: str,
+    view: View,
+    *,
+    user: str | None,
+    strict: bool,
+    inputs: Inputs | None = None,
 ) -> Result:
     """Carry out the workflow; simulated workers run in virtual time."""
 
@@ -121,7 +139,7 @@ def carry_out(
             await orchestrator.check()
             await check_workers(place, strict=strict)
             with view.live or nullcontext():
-                return await orchestrator.execute(instruction, user=user)
+                return await orchestrator.execute(instruction, user=user, inputs=inputs)
         finally:
             await orchestrator.close()
 
@@ -228,6 +246,8 @@ def _conclude(result: Result, screen: Console, place: Workplace) -> None:
         f"for {result.cost_usd:.4f} USD",
         soft_wrap=True,
     )
+    if result.lacks_input and " input" in result.error:
+        screen.print("give it an input with --input NAME=FILE or --input NAME=TEXT", soft_wrap=True)
     if result.success and not place.is_simulated:
         outputs = result.output if isinstance(result.output, dict) else {"": result.output}
         for made in outputs.values():

@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 from etude.contracts.errors import EndpointError, MissingExtraError, WorkersError
 from etude.contracts.services import authorisation, checked_url
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
-from etude.orchestrator.workers.template import Template, as_text
+from etude.orchestrator.workers.template import Template, as_text, needs_input
 
 if TYPE_CHECKING:
     import httpx
@@ -33,6 +33,7 @@ The task: {instruction}
 
 Your step: {task_type}
 {description}
+{parameters}
 
 {inputs}
 
@@ -150,6 +151,12 @@ class OpenAIWorker:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
+
+    def check_subtask(self, subtask: Subtask) -> None:
+        self.rendered(subtask)
+
+    def needs_input(self, task_type: str) -> bool:
+        return needs_input(self._prompts.get(task_type, self._prompt))
 
     def max_usd(self, subtask: Subtask) -> float | None:
         """One answer of the longest kind: every byte of the prompt a token, for a token takes at least one."""

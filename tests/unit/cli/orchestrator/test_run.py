@@ -28,7 +28,7 @@ ASKED = "Summarise the report and count its words"
 WORKERS = """
 task_types:
   summarise: {description: Summarise a report, verify: {regex: short}}
-  count: Count the words of a text
+  count: {description: Count the words of a text, input: optional}
 workers:
   writer: {kind: command, task_types: [summarise], command: [echo, short]}
   counter: {kind: command, task_types: [count], command: [sh, -c, 'printf %s "$1" | wc -w', wc, "{input}"]}
@@ -143,11 +143,61 @@ def test_only_a_run_that_needs_it_is_refused(tmp_path: Path, capsys: Captured) -
 
 def test_the_example_runs_as_shipped(tmp_path: Path, capsys: Captured) -> None:
     example = ROOT / "examples" / "workers.yaml"
-    asked = "Summarise the news, then count the words"
+    asked = "Summarise the news and count the words: small steps lead further"
     assert etude("run", "rules", asked, "--workers", example, "--log", tmp_path / "log") == 0
     assert "worker small-model is given no work" in capsys.readouterr().err
+    report = tmp_path / "report.txt"
+    report.write_text("small steps, and many small steps, lead further")
+    asked = "Count the words and list 2 keywords"
+    given = ("--workers", example, "--log", tmp_path / "log", "--input", f"report={report}")
+    assert etude("run", "rules", asked, *given) == 0
+    first, second = executions(tmp_path / "log")
+    assert first.execution_result.outputs["1"] == "4"
+    assert second.execution_result.outputs == {"0": "8", "1": ["small", "steps"]}
+    assert [node.parameters for node in second.nodes] == [{}, {"count": 2}]
+    assert etude("run", "rules", "Count the words", "--workers", example) == 3
+    reported = capsys.readouterr().out
+    assert "count: it needs an input, and the workflow has none" in reported
+    assert "give it an input with --input NAME=FILE" in reported
+
+
+NAMED = """
+task_types:
+  count: {description: Count the words of a text, input: required}
+  greet:
+    description: Greet a person
+    parameters: {type: object, properties: {person: {type: string}}, required: [person]}
+    patterns: {person: "person (\\\\S+)"}
+workers:
+  counter: {kind: command, task_types: [count], command: [sh, -c, 'wc -w < "$ETUDE_INPUT_REPORT"']}
+  greeter: {kind: command, task_types: [greet], command: [printf, "hello %s", "{param.person}"]}
+"""
+
+
+def test_a_log_holds_names_and_sizes_of_inputs_and_redacted_parameters(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(NAMED)
+    asked = "Count the words and greet the person ana@example.com"
+    given = ("--workers", file, "--log", tmp_path / "log", "--input", "report=the private words of the report")
+    assert etude("run", "rules", asked, *given) == 0
+    written = (tmp_path / "log" / "executions.jsonl").read_text()
+    assert "ana@example.com" not in written
+    assert "private" not in written
     (kept,) = executions(tmp_path / "log")
-    assert kept.execution_result.outputs["1"].isdigit()
+    assert kept.inputs == {"report": {"bytes": 31}}
+    assert kept.execution_result.outputs == {"0": "6", "1": "hello [EMAIL_1]"}
+    assert kept.nodes[1].parameters == {"person": "[EMAIL_1]"}
+
+
+def test_a_mistaken_input_is_reported_before_anything_runs(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(NAMED)
+    reported = refused(capsys, "run", "rules", "Count the words", "--workers", file, "--input", "report=reprot.txt")
+    assert "the input 'report': there is no file reprot.txt" in reported
+    assert etude("run", "rules", "Greet somebody", "--workers", file) == 3
+    reported = capsys.readouterr().out
+    assert "greet: it needs the parameter 'person', and the instruction does not say it" in reported
+    assert "--input" not in reported
 
 
 def test_a_log_is_redacted_and_private_unless_asked_otherwise(workers: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -273,6 +323,22 @@ def test_real_workers_collect_what_a_file_asks(workers: Path, tmp_path: Path, ca
     given = ("--workers", workers, "--instructions", asked, "--out", out, "--concurrency", "2")
     assert json_output(capsys, "collect", "--num-executions", "3", *given)["success"]["mean"] == 1.0
     assert sorted(e.instruction for e in executions(out)) == ["Count the words", ASKED, ASKED]
+
+
+def test_collecting_with_inputs_of_each_line_and_of_all(tmp_path: Path, capsys: Captured) -> None:
+    file, asked, out = tmp_path / "workers.yaml", tmp_path / "asked.jsonl", tmp_path / "logs"
+    file.write_text(NAMED)
+    (tmp_path / "report.txt").write_text("one two three")
+    asked.write_text('{"instruction": "Count the words", "inputs": {"report": "@report.txt"}}\nCount all words\n')
+    given = ("--workers", file, "--instructions", asked, "--num-executions", "2")
+    assert etude("collect", *given, "--out", out, "--input", "report=one two") == 0
+    outputs = {e.number: e.execution_result.outputs for e in executions(out)}
+    assert outputs == {0: {"0": "3"}, 1: {"0": "2"}}
+    assert capsys.readouterr().err == ""
+    assert etude("collect", *given, "--out", tmp_path / "lacking") == 0
+    reported = capsys.readouterr().err
+    assert "1 workflows failed before their first attempt: count: it needs an input" in reported
+    assert sorted(e.ended for e in executions(tmp_path / "lacking")) == ["done", "failed"]
 
 
 def test_ctrl_c_leaves_a_complete_log_and_says_how_to_go_on(tmp_path: Path) -> None:
