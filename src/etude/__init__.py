@@ -4,6 +4,7 @@ task, feedback     what your agent does becomes experience to learn from
 train, evaluate    a policy of any problem, from Python as by the commands of the same name
 load               a trained policy, ready to decide
 Orchestrator       plans carried out on workers
+EtudeError         every error that is raised on purpose; DataError is about what you give
 """
 
 from __future__ import annotations
@@ -13,9 +14,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from etude.contracts.errors import DataError, EtudeError
 from etude.problems.table import register_environments
 
-__all__ = ["Orchestrator", "__version__", "evaluate", "feedback", "load", "task", "train"]
+__all__ = [
+    "DataError",
+    "EtudeError",
+    "Orchestrator",
+    "__version__",
+    "evaluate",
+    "feedback",
+    "load",
+    "task",
+    "train",
+]
 
 __version__ = "0.1.0"
 

@@ -115,11 +115,33 @@ def test_mistakes_in_training(options: dict[str, Any], message: str) -> None:
     assert not Path("a").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay": 5}, "replay is 5: expected a path"),
+        ({"replay": ["a.jsonl"]}, "replay is ['a.jsonl']: expected a path"),
+        ({"dataset": 5}, "dataset is 5: expected a text"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        etude.train("choice", out="a", **options)
+    assert message in str(refused.value)
+
+
+def test_errors_can_be_caught_by_their_names() -> None:
+    assert issubclass(etude.DataError, etude.EtudeError)
+    with pytest.raises(etude.DataError, match="task is 5"):
+        etude.task(5)  # type: ignore[arg-type]
+
+
 def test_other_mistakes(trained: Any) -> None:
     with pytest.raises(ConfigError, match="there is no problem 'alocation': did you mean 'allocation'"):
         etude.train("alocation")
     with pytest.raises(ConfigError, match="unknown option 'sampled' of evaluate: expected one of data"):
         etude.evaluate(trained.folder.path, sampled=True)
+    with pytest.raises(ConfigError, match="replay is 5: expected a path"):
+        etude.evaluate(trained.folder.path, replay=5)
     with pytest.raises(RunError, match="does not exist"):
         etude.load("nowhere")
     RunFolder(Path("new")).open(trained.about.config())

@@ -26,7 +26,7 @@ from etude.contracts.store import ExperienceStore
 from etude.contracts.subjects import TRAJECTORIES
 from etude.experience.cleaning import make_cleaner
 from etude.experience.config import EMBEDDED, ExperienceConfig
-from etude.experience.deciders import DEFAULT, UNIFORM, Deciders, Default, ToLoad, Uniform
+from etude.experience.deciders import DEFAULT, UNIFORM, Deciders, Default, Start, ToLoad, Uniform
 from etude.experience.definitions import add_definition, find_definition
 from etude.experience.forward import Forwarding
 from etude.experience.ingest import BASELINES, Counts, Ingest, consume, publisher
@@ -262,12 +262,14 @@ def problem_of(name: str) -> str:
 
 
 def make_decider(problem: str, config: ExperienceConfig) -> Decider | ToLoad:
-    """The policy that the settings name for a problem, to be loaded; for a user's own choice by default `uniform`."""
+    """The policy that the settings name for a problem, to be loaded; a user's own choice can start without one."""
     name = problem.removeprefix(CHOICE)
     policy = config.policies.get(problem, config.policies.get(name))
     if not problem.startswith(CHOICE):
         return ToLoad(policy or f"the policy of {problem}", lambda: _loaded(problem, policy, config))
-    if policy in (None, UNIFORM):
+    if policy is None:
+        return Start(problem, explore=config.explore)
+    if policy == UNIFORM:
         return Uniform(problem)
     if policy == DEFAULT:
         return Default(problem)

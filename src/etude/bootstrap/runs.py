@@ -147,10 +147,25 @@ def _as_flags(spec: ProblemSpec, options: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"unknown option {option!r} of the problem {spec.name!r}: {hint}settings go into `settings={{…}}`"
             )
-        values = value if isinstance(value, list | tuple) else [value]
-        read = [Path(v) if kinds[name] is Path else v for v in values]
-        given[name] = read if name in multiple else read[0]
+        if name in multiple:
+            given[name] = [_as_flag(option, one, kinds[name]) for one in _listed(value)]
+        else:
+            given[name] = _as_flag(option, value, kinds[name])
     return given
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _as_flag(option: str, value: Any, kind: type) -> Any:
+    """A path as a Path, and where a text is expected as a text; the settings check numbers."""
+    if value is None or kind not in (Path, str):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        what = "a path" if kind is Path else "a text"
+        raise ConfigError(f"{option} is {value!r:.80}: expected {what}")
+    return Path(value) if kind is Path else os.fspath(value)
 
 
 def start_run(request: LearnRequest) -> Run:
@@ -177,8 +192,10 @@ def evaluate_path(path: str | Path, options: Mapping[str, Any]) -> Measurement:
     place = options.get("dataset")
     request = EvaluateRequest(
         run=Path(path),
-        inputs={name: Path(options[name]) for name in EVALUATION_FILES if options.get(name) is not None},
-        dataset=open_dataset(str(place)) if place is not None else None,
+        inputs={
+            name: _as_flag(name, options[name], Path) for name in EVALUATION_FILES if options.get(name) is not None
+        },
+        dataset=open_dataset(_as_flag("dataset", place, str)) if place is not None else None,
         **{EVALUATION_OPTIONS[name]: value for name, value in options.items() if name in EVALUATION_OPTIONS},
     )
     return evaluate(request)

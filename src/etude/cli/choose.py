@@ -179,7 +179,7 @@ def _options(expected: Mapping[str, Expected]) -> Any:
         ]
         for name, e in ranked
     ]
-    right = ("score", *(COLUMNS[kind][0] for kind in kinds), "utility", "probability", "past")
+    right = ("score", *(COLUMNS[kind][0] for kind in kinds), "utility", "probability", "effective outcomes")
     return table("option", *right, *(["not eligible because"] if masked else []), rows=rows, right=right)
 
 
@@ -194,6 +194,7 @@ def _show(why: Explanation) -> None:
         f"utilities is {signed(why.difference, DIGITS)}",
         soft_wrap=True,
     )
+    screen.print(f"  categories and numbers: {escape(_entries(why))}", soft_wrap=True)
     for title, words in (("words for it", why.words_for), ("words against it", why.words_against)):
         screen.print(f"  {title}: {escape(_effects(words))}", soft_wrap=True)
     if why.mean is None:
@@ -203,6 +204,17 @@ def _show(why: Explanation) -> None:
     right = ("similarity", escape(why.chosen), escape(why.runner_up))
     screen.print()
     screen.print(table("past decision", *right, rows=rows, right=right))
+
+
+def _entries(why: Explanation) -> str:
+    """The effects of categories and numbers; those without which the other option would be chosen say so."""
+    return (
+        ", ".join(
+            f"{entry} ({signed(effect, 4)}{f', without it {why.runner_up}' if effect > why.difference >= 0 else ''})"
+            for entry, effect in why.entries.items()
+        )
+        or "none"
+    )
 
 
 def _effects(words: Words) -> str:

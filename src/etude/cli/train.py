@@ -85,8 +85,8 @@ def train_command(spec: ProblemSpec) -> Callable[..., None]:
     preset = Annotated[
         str | None, typer.Option(metavar="|".join(spec.presets) or "NAME", help="Named group of settings.")
     ]
-    logs = LOGS if FROM_LOGS in spec.learners else {}
-    options = own | logs | {"method": method, "preset": preset} | COMMON
+    logs = LOGS if FROM_LOGS in spec.learners else {}  # a problem may describe them in its own words
+    options = own | logs | own | {"method": method, "preset": preset} | COMMON
 
     def command(**given: Any) -> None:
         train(spec, given)

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from etude.contracts.errors import DataError
+
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Amount = Annotated[float, Meta(ge=0)]
 Propensity = Annotated[float, Meta(gt=0, le=1)]
@@ -83,7 +85,8 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
     masked: str | None = None
     """Why it is not eligible; null if it is."""
     decisions: float = 0.0
-    """Number of past decisions with a known outcome of this option; 0 for a new one."""
+    """Effective number of past outcomes of this option: fewer than there are where some count more than others, by
+    their propensities or because old ones fade; 0 for a new option."""
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -101,3 +104,11 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Cost of deciding in USD, where a paid service was asked."""
     expected: dict[str, Expected] = {}
     """Of a choice: what is expected of each option, by name, where the policy knows."""
+
+
+class NoOptionError(DataError):
+    """No option of a choice may be chosen; `expected` says of each why not."""
+
+    def __init__(self, message: str, expected: dict[str, Expected]) -> None:
+        super().__init__(message)
+        self.expected = expected

@@ -8,6 +8,7 @@ EtudeError
 ├── CatalogueError     a catalogue cannot be read, is inconsistent, or has no task type that a worker can do
 ├── PlanError          a plan is not a DAG, does not fit its catalogue, or exceeds its limits
 ├── DataError          a record of a data file, or an argument of a task, is not valid
+│   └── NoOptionError  no option of a choice may be chosen (in `decision.py`, with what is expected of each)
 ├── EndpointError      a service does not answer, or gives an unexpected answer
 ├── WorkersError       a workers file, or a worker in it, cannot be used
 ├── LogError           an execution log cannot be read or written

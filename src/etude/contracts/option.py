@@ -20,6 +20,10 @@ CHOICE = "choice:"
 """Prefix of the problem of a user's own choice."""
 MAX_OPTIONS = 10_000
 """Maximum number of options of one decision."""
+DECLARED = {"cost_usd": ("cost_usd", "usd_per_call"), "latency_ms": ("latency_ms",)}
+"""Numbers of an option that say what a call of it costs or takes, at least."""
+ROUNDING = 1e-6
+"""Share by which a number may be above a limit: sums of floats are not exact."""
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -47,14 +51,20 @@ def option_name(option: Any) -> str:
     return str(plain(option)).strip() if isinstance(option, str) else ""
 
 
-def read_options(offered: Sequence[Any] | None, *, where: str = "options") -> tuple[Option, ...]:
-    """The options that are offered; DataError names the first that is not valid."""
+def check_offer(offered: Any, *, where: str = "options") -> None:
+    """DataError if it is no list, or too short or too long a one; what is in it is not looked at."""
     if isinstance(offered, str | bytes | Mapping) or not isinstance(offered, Sequence):
         raise DataError(f"{where} is {_shown(offered)}: expected a list of names, or of mappings with a name")
     if not offered:
         raise DataError(f"{where} is empty: offer at least one option")
     if len(offered) > MAX_OPTIONS:
         raise DataError(f"{where} has {len(offered):,} entries: expected at most {MAX_OPTIONS:,}")
+
+
+def read_options(offered: Sequence[Any] | None, *, where: str = "options") -> tuple[Option, ...]:
+    """The options that are offered; DataError names the first that is not valid."""
+    check_offer(offered, where=where)
+    assert offered is not None
     found: dict[str, Option] = {}
     for place, given in enumerate(offered):
         option = _option(given, f"{where}[{place}]")
@@ -70,7 +80,8 @@ def read_options(offered: Sequence[Any] | None, *, where: str = "options") -> tu
 def why_not(option: Option, preferences: Preferences) -> str | None:
     """Why the preferences rule an option out by what it says of itself; None if it may be chosen.
 
-    It says so by its name, `available`, `regions`, `cost_usd` and `latency_ms`; what it does not say rules nothing out.
+    It says so by its name, `available`, `regions`, `cost_usd`, `usd_per_call` and `latency_ms`; what it does not say
+    rules nothing out.
     """
     wanted, regions = preferences, option.words.get("regions", option.words.get("region"))
     if option.numbers.get("available") == 0:
@@ -79,10 +90,22 @@ def why_not(option: Option, preferences: Preferences) -> str | None:
         return "it is not among allowed"
     if wanted.region is not None and regions is not None and wanted.region not in regions:
         return f"its regions are {', '.join(regions) or 'none'}, without {wanted.region!r}"
-    for key, limit in (("cost_usd", wanted.max_cost_usd), ("latency_ms", wanted.max_latency_ms)):
-        if limit is not None and option.numbers.get(key, 0.0) > limit:
-            return f"its {key} is {option.numbers[key]:g}, above max_{key} {limit:g}"
+    for kind, limit in limits(preferences).items():
+        for key in DECLARED[kind]:
+            if exceeds(option.numbers.get(key, 0.0), limit):
+                return f"its {key} is {option.numbers[key]:g}, above max_{kind} {limit:g}"
     return None
+
+
+def limits(preferences: Preferences) -> dict[str, float]:
+    """The largest cost and latency that may be, by kind, where there is a limit."""
+    given = {"cost_usd": preferences.max_cost_usd, "latency_ms": preferences.max_latency_ms}
+    return {kind: limit for kind, limit in given.items() if limit is not None}
+
+
+def exceeds(amount: float, limit: float) -> bool:
+    """Whether it is above the limit by more than rounding."""
+    return amount > limit * (1 + ROUNDING)
 
 
 def _option(given: Any, where: str) -> Option:

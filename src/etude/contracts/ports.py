@@ -89,6 +89,10 @@ class Example(Protocol):
     def context(self) -> str:
         """Hash of the request: equal for trajectories that answer the same request."""
 
+    @property
+    def rating(self) -> float | None:
+        """Mean rating from 0 to 1, late feedback included; None without one."""
+
 
 class LoggedDataset(Protocol):
     """A frozen selection of trajectories under one reward version, without trajectories that were forgotten since."""

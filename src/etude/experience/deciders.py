@@ -1,4 +1,4 @@
-"""The policies of `task.decide`: loaded in the background, asked with a deadline; and two that need no training."""
+"""The policies of `task.decide`: loaded in the background, asked with a deadline; and those that need no training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Literal
 
-from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
+from etude.contracts.arguments import text_of
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision, NoOptionError
 from etude.contracts.errors import DataError, EtudeError
 from etude.contracts.option import option_name, read_options, why_not
 from etude.contracts.plain import plain
+from etude.contracts.policy import SAMPLED
 from etude.contracts.ports import Decider
-from etude.experience.arguments import text_of
 from etude.experience.deadline import Deadline
 from etude.experience.per_process import PerProcess
 
@@ -42,17 +43,33 @@ class Uniform:
 
 
 class Default:
-    """Always gives the default option: a safe start, from which nothing can be learned."""
+    """Gives the default option: a safe start. Policies can learn from it only as far as it explores."""
 
-    version = DEFAULT
-
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
+    def __init__(self, problem: str, *, explore: float = 0.0) -> None:
+        """`explore` is the share of decisions that are sampled among all eligible options."""
+        self.problem, self.explore = problem, explore
+        self.version = f"{DEFAULT}{SAMPLED}" if explore else DEFAULT
 
     def decide(self, request: DecisionRequest) -> Decision:
-        among = _eligible(self.problem, request)
+        among, rng = _eligible(self.problem, request), random.Random(request.seed)
         wanted = [option for option in among if option_name(option) == request.default]
-        return _decision(self, request, (wanted or among)[0], among, 1.0)
+        usual = (wanted or among)[0]
+        action = rng.choice(among) if rng.random() < self.explore else usual
+        propensity = self.explore / len(among) + (1 - self.explore) * (option_name(action) == option_name(usual))
+        return _decision(self, request, action, among, propensity)
+
+
+class Start:
+    """While the settings name no policy: gives the default option that a request names, else samples as `uniform`."""
+
+    version = UNIFORM
+
+    def __init__(self, problem: str, *, explore: float = 0.0) -> None:
+        self.problem = problem
+        self._sampled, self._usual = Uniform(problem), Default(problem, explore=explore)
+
+    def decide(self, request: DecisionRequest) -> Decision:
+        return (self._sampled if request.default is None else self._usual).decide(request)
 
 
 def _eligible(problem: str, request: DecisionRequest) -> Sequence[Any]:
@@ -94,7 +111,7 @@ class ToLoad:
 class NoAnswer:
     """Why a policy did not decide."""
 
-    reason: Literal["loading", "missing", "slow", "broken"]
+    reason: Literal["loading", "missing", "slow", "no option", "broken"]
     why: str
     error: Exception | None = None
 
@@ -171,9 +188,13 @@ class Deciders:
         try:
             if policy.quick:
                 return policy.decider.decide(request)
+            if timeout_s < 0:
+                return NoAnswer("loading", f"{policy.name} was loaded too late to be asked")
             return self._deadline.call(partial(policy.decider.decide, request), timeout_s)
         except TimeoutError as error:
             return NoAnswer("slow", policy.why(error))
+        except NoOptionError as error:
+            return NoAnswer("no option", policy.why(error), error)
         except Exception as error:  # whatever a policy of any package raises
             return NoAnswer("broken", policy.why(error), error)
 
@@ -195,7 +216,7 @@ class Deciders:
         except Exception as error:  # such as settings that cannot be read
             return _ended(_Policy("", error=error, retry_at=monotonic() + RETRY_S))
         if not isinstance(made, ToLoad):
-            return _ended(_Policy(made.version, decider=made, quick=isinstance(made, Uniform | Default)))
+            return _ended(_Policy(made.version, decider=made, quick=isinstance(made, Uniform | Default | Start)))
         policy = _Policy(made.name)
         threading.Thread(target=policy.load, args=(made.load,), name=f"etude-load-{problem}", daemon=True).start()
         return policy

@@ -19,34 +19,38 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from etude.contracts.arguments import (
+    MAX_NAME_CHARS,
+    read_context,
+    read_count,
+    read_name,
+    read_number,
+    read_preferences,
+    shown,
+    text_of,
+    wrong,
+)
 from etude.contracts.bus import EventBus, Message
-from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision, Preferences
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision, NoOptionError, Preferences
 from etude.contracts.errors import DataError, EtudeError
 from etude.contracts.option import CHOICE, option_name, read_options
 from etude.contracts.plain import plain
 from etude.contracts.subjects import subject_of
 from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
 from etude.experience.arguments import (
-    MAX_NAME_CHARS,
     one_of,
     read_choice,
-    read_context,
-    read_count,
     read_flag,
     read_id,
     read_metadata,
-    read_name,
-    read_number,
     read_offer,
-    read_preferences,
+    read_propensity,
     read_quality,
     read_rating,
     read_required_name,
     read_text,
-    shown,
-    text_of,
-    wrong,
 )
 from etude.experience.chosen import chosen
 from etude.experience.cleaning import pseudonym
@@ -63,12 +67,14 @@ GIVEN = {
     "loading": "the default is given while the policy is loaded",
     "missing": "the default is given because the policy cannot be loaded",
     "slow": "the default was given because the policy did not answer in time",
+    "no option": "the default was given because the policy knows of no option within the limits of the request",
     "broken": "the default was given because the policy failed",
 }
 REMEDY = {
     "loading": "to wait for it, raise experience.decide_timeout_ms",
     "missing": "correct experience.policies",
     "slow": "raise experience.decide_timeout_ms, or use a smaller policy",
+    "no option": "raise max_cost_usd or max_latency_ms, or offer another option",
     "broken": "train it again, or name another one in experience.policies",
 }
 """Of a policy that does not answer, by reason: what is done, and what to do."""
@@ -266,7 +272,7 @@ class Task:
         request = DecisionRequest(
             context=known,
             options=tuple(offered),
-            default=default if default in among else None,
+            default=default,
             preferences=wanted,
             at_ms=at_ms,
             seed=secrets.randbits(62),
@@ -285,7 +291,8 @@ class Task:
             answer = NoAnswer("broken", text_of(error))
         if isinstance(answer, NoAnswer):
             self.collector.defaulted(problem, answer)
-            answer = Default(problem).decide(request)
+            why = answer.error.expected if isinstance(answer.error, NoOptionError) else {}
+            answer = msgspec.structs.replace(Default(problem).decide(request), expected=why)
         (entry,) = answer.logged
         return msgspec.structs.replace(answer, logged=(msgspec.structs.replace(entry, at_ms=request.at_ms),))
 
@@ -343,9 +350,7 @@ class Task:
         """Log a decision that was made elsewhere: of a choice, `action` is one of the options, or its name."""
         problem = self._problem(name)
         version = read_required_name("policy", policy, such_as="router-7")
-        probability = read_number("propensity", propensity, high=1.0)
-        if probability == 0:
-            raise wrong("propensity", propensity, "the probability of the action, above 0 and up to 1")
+        probability = read_propensity(propensity)
         among, where = one_of(options, eligible)
         if isinstance(action, Decision):
             action = action.action
@@ -398,23 +403,24 @@ class Task:
     def outcome(
         self,
         *,
-        success: bool | None = None,
+        success: bool | UnsetType | None = UNSET,
         cost_usd: float | None = None,
         quality: Mapping[str, float] | None = None,
         subtasks: int | None = None,
         subtasks_done: int | None = None,
         error: str | None = None,
     ) -> None:
-        """Set the outcome, as far as it is known. By default a block that ends without an exception succeeded."""
+        """Set the outcome, as far as it is known. By default a block that ends without an exception succeeded;
+        `success=None` says that it is unknown."""
+        stated = {} if success is UNSET else {"success": read_flag("success", success)}
         known = {
-            "success": read_flag("success", success),
             "cost_usd": read_number("cost_usd", cost_usd, unit=" USD"),
             "quality": read_quality(quality) or None,
             "subtasks": read_count("subtasks", subtasks),
             "subtasks_done": read_count("subtasks_done", subtasks_done),
             "error": None if error is None else text_of(error),
         }
-        self._outcome |= {name: value for name, value in known.items() if value is not None}
+        self._outcome |= stated | {name: value for name, value in known.items() if value is not None}
 
     def feedback(
         self, *, thumbs: Literal["up", "down"] | None = None, stars: int | None = None, comment: str | None = None

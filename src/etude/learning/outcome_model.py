@@ -41,6 +41,8 @@ MAX_RATIO = 4.0
 """Maximum ratio of an outcome's weight to that of the option's others."""
 MEAN_PRIOR = 4.0
 """Outcomes that the mean of all options counts for in the mean of each: a few bad ones do not rule an option out."""
+FEW = 10
+"""Number of outcomes below which an option is little known: its mean may be far off by chance."""
 KEPT = 256
 """Number of directions of the features whose uncertainty is known exactly; the others have that of the prior."""
 TOLERANCE = 1.0
@@ -330,7 +332,7 @@ class _Folds:
         for out, spectrum, outside in self.cuts:
             cross = spectrum.vectors.T @ (whole - self.heavy[out].T @ heavy[out])
             for place, ridge in zip(found, ridges, strict=True):
-                place[out] = outside @ (cross / (spectrum.values[:, None] + ridge))
+                place[out] = outside @ np.where(ridge < NONE, cross / (spectrum.values[:, None] + ridge), 0)
         return found
 
     def predict_observed(self, o: Observed, y: Floats, K: int, ridges: list[float]) -> list[Floats]:
@@ -360,7 +362,7 @@ class _Folds:
         spectrum = Spectrum.of_rows(heavy)
         cross = spectrum.vectors.T @ (heavy.T @ ((y[own] - mean) * np.sqrt(weight)))
         mean *= total / (1 + total)  # shrunk to 0 by one outcome
-        found = [spectrum.vectors @ (cross / (spectrum.values + ridge)) for ridge in ridges]
+        found = [spectrum.vectors @ (cross / (spectrum.values + ridge) * (ridge < NONE)) for ridge in ridges]
         return [(mean - float(centre @ w), w) for w in found]
 
     def solve(self, y: Floats, ridge: Floats) -> Floats:
@@ -471,7 +473,7 @@ def _fit_kind(folds: _Folds, o: Observed, K: int, eligible: NDArray[np.bool_] | 
         completed = deviation.copy()
         np.add.at(completed, (o.row, o.option), o.weight * (rest - g[o.row] - deviation[o.row, o.option]))
         tried = folds.predict(completed, ridges)
-        judged = _judge(tried, mean, g, o, deviation, eligible, folds.weight)
+        judged = _judge(tried, mean, g, o, deviation, eligible, folds.weight, count)
         deviation = tried[judged.ridge]
     expected = mean + g[:, None] + deviation
     miss = o.value - expected[o.row, o.option]
@@ -510,15 +512,14 @@ def _fit_observed(
 ) -> _Kind:
     """Each option by regression over its own outcomes."""
     grid, (_, weight, square) = [*RIDGES, NONE], totals
-    rest = o.value - mean[o.option] - g[o.row]
+    rest, count = o.value - mean[o.option] - g[o.row], weight**2 / np.where(square > 0, square, 1)
     tried = folds.predict_observed(o, rest, K, grid)
-    judged = _judge(tried, mean, g, o, np.zeros((o.rows, K)), eligible, folds.weight)
-    judged = _judge(tried, mean, g, o, tried[judged.ridge], eligible, folds.weight)
+    judged = _judge(tried, mean, g, o, np.zeros((o.rows, K)), eligible, folds.weight, count)
+    judged = _judge(tried, mean, g, o, tried[judged.ridge], eligible, folds.weight, count)
     fits = [folds.regress(o, rest, np.flatnonzero(o.option == k), [grid[judged.ridge]])[0] for k in range(K)]
     intercept, w = mean + np.array([m for m, _ in fits]), np.stack([w for _, w in fits], 1)
     expected = mean + g[:, None] + tried[judged.ridge]
     miss = o.value - expected[o.row, o.option]
-    count = weight**2 / np.where(square > 0, square, 1)
     ridge = np.minimum(grid[judged.ridge] * max(o.rows, 1) / np.maximum(count, 1e-9), NONE)
     part = Part(
         mean=intercept,
@@ -552,12 +553,18 @@ def _judge(
     deviation: Floats,
     eligible: NDArray[np.bool_] | None,
     weight: Floats,
+    count: Floats,
 ) -> Judged:
-    """The ridge to use, with rows of this weight. Values are doubly robust where not all outcomes are known."""
+    """The ridge to use, with rows of this weight. Values are doubly robust where not all outcomes are known.
+
+    Options of which little is known are chosen only where there is no other: one good outcome may be chance.
+    """
     n, K = deviation.shape
     worth = deviation + g[:, None] + mean
     np.add.at(worth, (o.row, o.option), o.weight * (o.value - worth[o.row, o.option]))
     rows, allowed = np.arange(n), eligible if eligible is not None else np.ones((n, K), bool)
+    known = allowed & well_known(count)
+    allowed = np.where(known.any(1, keepdims=True), known, allowed)
     earned = [worth[rows, np.where(allowed, mean + t, -np.inf).argmax(1)] for t in tried]
     errors = _errors(tried, mean, g, o)
     load = weight[o.row] if len(o.row) < n * K else weight
@@ -576,6 +583,11 @@ def _judge(
         plain_value=_mean(earned[-1], weight),
         z=_mean(gain, weight) / (_mean_error(gain, weight) + 1e-12),
     )
+
+
+def well_known(count: Floats) -> NDArray[np.bool_]:
+    """(K,) which options have enough outcomes to be compared; those with the most if none has."""
+    return np.asarray(count >= min(FEW, float(count.max(initial=0))) * (1 - 1e-9))
 
 
 def _mean(x: Floats, weight: Floats) -> float:

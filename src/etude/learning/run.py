@@ -20,7 +20,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from etude.contracts.errors import CheckpointError
+from etude.contracts.errors import CheckpointError, EtudeError
 from etude.learning.artefact import Artefact, write_artefact
 from etude.learning.checkpoint import checkpoints, prefixed, under, write_checkpoint
 from etude.learning.health import Health, HealthConfig, HealthWarning
@@ -213,7 +213,7 @@ class Run:
         self.health = Health(health) if health is not None else None
         self.wall_s, self.saved_at, self.stage = 0.0, 0, 0.0
         check_installed(trackers)
-        folder.open(self.about.config())  # last: invalid settings leave no folder behind
+        self._is_new = folder.open(self.about.config())  # last: invalid settings leave no folder behind
         self.resumed = self._restore()
 
     @property
@@ -230,7 +230,16 @@ class Run:
         return self.learner.reason_to_stop() is not None and bool(checkpoints(self.folder.best))
 
     def updates(self, report: Callable[[float], None] = lambda share: None) -> Iterator[Update]:
-        """Learn until there is a reason to stop; one item per update."""
+        """Learn until there is a reason to stop; one item per update. A new run that fails before it has a policy,
+        because of its data for example, leaves nothing behind."""
+        try:
+            yield from self._updates(report)
+        except EtudeError:
+            if self._is_new and not checkpoints(self.folder.checkpoints) and not checkpoints(self.folder.best):
+                self.folder.clear()
+            raise
+
+    def _updates(self, report: Callable[[float], None]) -> Iterator[Update]:
         if self.is_finished and self.folder.summary() is not None:
             return
         learner = self.learner

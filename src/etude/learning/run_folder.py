@@ -71,10 +71,11 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def open(self, settings: Mapping[str, Any]) -> None:
-        """Create the folder for these settings, or check that it has the same settings."""
+    def open(self, settings: Mapping[str, Any]) -> bool:
+        """Create the folder for these settings, or check that it has the same settings; return whether it is new."""
         file = self.path / CONFIG
-        if not file.exists():
+        is_new = not file.exists()
+        if is_new:
             self._make()
             # A hidden file is a draft: the process was killed while it wrote the first config.json.
             if any(not path.name.startswith(".") for path in self.path.iterdir()):
@@ -90,6 +91,15 @@ class RunFolder:
                 )
         write_json(file, settings)
         self.checkpoints.mkdir(exist_ok=True)
+        return is_new
+
+    def clear(self) -> None:
+        """Remove everything in it, so that another run may begin here."""
+        for path in self.path.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def config(self) -> dict[str, Any]:
         config = self._read(CONFIG)

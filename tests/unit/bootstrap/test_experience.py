@@ -18,7 +18,7 @@ from etude.bootstrap import experience as wiring
 from etude.contracts.decision import Decision, DecisionRequest
 from etude.contracts.errors import ConfigError
 from etude.experience.config import ExperienceConfig
-from etude.experience.deciders import Default, ToLoad, Uniform
+from etude.experience.deciders import Default, Start, ToLoad, Uniform
 from etude.learning.artefact import write_artefact
 from etude.problems.spec import ProblemSpec
 from etude.problems.table import find_spec
@@ -68,7 +68,7 @@ def _learned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("policies", "kind"),
     [
-        ({}, Uniform),
+        ({}, Start),
         ({"tone": "uniform"}, Uniform),
         ({"tone": "default"}, Default),
         ({"choice:tone": "default"}, Default),
@@ -76,7 +76,15 @@ def _learned(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_choice_has_the_policy_of_the_settings(policies: dict[str, str], kind: type) -> None:
     assert isinstance(wiring.make_decider("choice:tone", ExperienceConfig(policies=policies)), kind)
-    assert isinstance(wiring.make_decider("choice:other", ExperienceConfig(policies=policies)), Uniform)
+    assert isinstance(wiring.make_decider("choice:other", ExperienceConfig(policies=policies)), Start)
+
+
+@pytest.mark.parametrize(("explore", "policy"), [(0.0, "default"), (0.5, "default+sampled")])
+def test_without_a_policy_the_default_option_is_given(explore: float, policy: str) -> None:
+    Path("etude.yaml").write_text(f"experience: {{explore: {explore}}}\n")
+    with etude.task("x") as task:
+        assert task.decide("tone", options=["a", "b"], default="b").policy == policy
+        assert task.decide("tone", options=["a", "b"]).policy == "uniform"
 
 
 @pytest.mark.usefixtures("_learned")

@@ -63,6 +63,21 @@ def test_training_says_what_it_learned_and_what_to_do_next(outcomes: Path, tmp_p
     assert "ngrams" in shown
 
 
+def test_data_that_nothing_can_be_learned_from_leaves_no_run(tmp_path: Path, capsys: Captured) -> None:
+    rows = [{"context": f"text {n}", "outcomes": {"small": {"score": 1.0}}} for n in range(5)]
+    bad = tmp_path / "one_option.jsonl"
+    bad.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "there is one option" in refused(capsys, *train(bad, tmp_path / "run", "--quiet"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_an_algorithm_outcomes_are_learned_as_the_help_says(capsys: Captured) -> None:
+    assert etude("train", "choice", "--help") == 0
+    assert "[default: (none, the outcomes of options are learned)]" in " ".join(
+        capsys.readouterr().out.replace("│", " ").split()
+    )
+
+
 def test_a_finished_run_says_so_again_and_changes_nothing(run: Path, outcomes: Path, capsys: Captured) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     ended = json_output(capsys, *train(outcomes, run))
@@ -151,13 +166,81 @@ def test_rows_that_cannot_be_used_are_counted(outcomes: Path, tmp_path: Path, ca
     (tmp_path / "options.json").write_text(json.dumps(WORKERS))
     assert etude(*train(bad, tmp_path / "run")) == 0
     shown = capsys.readouterr().out
-    assert "1 rows are not used: " in shown
+    assert "1 row is not used: " in shown
     assert "line 1: " in shown
     assert "line 62: outcomes has 'tiny', which was not offered" in " ".join(shown.split())
     ended = json_output(capsys, *train(bad, tmp_path / "run"))
     assert (ended["rows"], ended["unused"]) == (60, {"no JSON": 1, "option that was not offered": 1})
     found = json_output(capsys, "evaluate", tmp_path / "run", "--replay", bad)
     assert (found["rows"], found["unused"]) == (60, {"no JSON": 1, "option that was not offered": 1})
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_without_costs_none_are_shown(outcomes: Path, tmp_path: Path, capsys: Captured) -> None:
+    rows = [
+        row | {"outcomes": {name: {"score": o["score"]} for name, o in row["outcomes"].items()}}
+        for row in read_rows(outcomes)
+    ]
+    file, run = write_rows(tmp_path / "scores.jsonl", rows), tmp_path / "run"
+    assert etude(*train(file, run, "--quiet")) == 0
+    assert etude("evaluate", run, "--replay", file) == 0
+    shown = capsys.readouterr().out
+    assert "nan" not in shown
+    assert "best_single is large; no costs are known" in shown
+    assert next(line for line in shown.splitlines() if line.startswith("oracle")).split()[-2:] == ["–", "–"]
+    assert etude("evaluate", run, "--replay", file, "--json") == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse_constant)
+    assert (found["cost_usd"], found["cost_share"], found["aiq"]) == (None, None, None)
+    assert found["baselines"]["cheapest"]["cost_share"] is None
+    assert etude(*train(file, tmp_path / "next", "--checkpoint", run, "--json")) == 0
+    ended = json.loads(capsys.readouterr().out, parse_constant=refuse_constant)
+    assert (ended["cross_validated_score"], ended["remarks"]) == (None, [])
+
+
+def test_a_single_row_is_not_called_cross_validated(outcomes: Path, tmp_path: Path, capsys: Captured) -> None:
+    file = write_rows(tmp_path / "one.jsonl", read_rows(outcomes)[:1])
+    assert etude(*train(file, tmp_path / "run")) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 row, 2 options" in shown
+    assert "cannot be judged by cross-validation: that needs at least 10 rows" in shown
+    assert "choices score" not in shown
+
+
+def test_rows_that_say_nothing_about_the_policy_are_left_out(
+    run: Path, outcomes: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """Ten rows are about other options, and the rest has one outcome each, without a propensity."""
+    rows = read_rows(outcomes)
+    for i, row in enumerate(rows):
+        name = "large" if i % 2 else "small"
+        row["outcomes"] = {"new": {"score": 1.0}} if i < 10 else {name: row["outcomes"][name]}
+    file = write_rows(tmp_path / "later.jsonl", rows)
+    found = json_output(capsys, "evaluate", run, "--replay", file)
+    assert found["rows"] == 50
+    assert "oracle" not in found["baselines"]
+    left_out, partial = found["remarks"]
+    assert left_out.startswith(
+        "10 rows are left out, without an outcome of an option that the policy knows: line 1 has"
+    )
+    assert "Not every option has an outcome in every row (large: 50.0%), and the rows have no propensities" in partial
+    page = tmp_path / "page.html"
+    assert etude("evaluate", run, "--replay", file, "--plot", page) == 0
+    shown = capsys.readouterr().out
+    assert left_out in shown
+    assert partial in " ".join(shown.split())
+    assert page.exists()
 
 
 def test_options_are_described_by_a_file(outcomes: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -66,7 +66,7 @@ def test_the_best_option_is_chosen_and_all_are_shown(run: Path, capsys: Captured
     assert etude("choose", run, FORMAL) == 0
     first, _, head, *rows = capsys.readouterr().out.splitlines()
     assert first.split() == ["solver", "with", "probability", "100", "%"]
-    assert head.split() == ["option", "score", "USD", "ms", "utility", "probability", "past"]
+    assert head.split() == ["option", "score", "USD", "ms", "utility", "probability", "effective", "outcomes"]
     assert rows[0].startswith("solver")
     assert "±" in rows[0]
     assert any("clerk [1]" in row for row in rows)
@@ -79,7 +79,7 @@ def test_preferences_and_limits_say_what_is_not_eligible(run: Path, capsys: Capt
     assert "is above 0.025" in cheap["options"]["solver"]["masked"]
     quick = choose(capsys, run, POETIC, "--max-latency", "350")
     assert "ms are above 350" in quick["options"]["solver"]["masked"]
-    assert "not in us" in choose(capsys, run, FORMAL, "--region", "us")["options"]["solver"]["masked"]
+    assert "without 'us'" in choose(capsys, run, FORMAL, "--region", "us")["options"]["solver"]["masked"]
     only = choose(capsys, run, FORMAL, "--allow", "poet", "--allow", "clerk [1]")
     assert only["chosen"] != "solver"
 
@@ -140,6 +140,28 @@ def test_an_explanation_names_words_and_past_decisions(run: Path, capsys: Captur
     assert choose(capsys, run, FORMAL, "--explain", "--allow", "poet")["explanation"] is None
     assert etude("choose", run, FORMAL, "--explain", "--allow", "poet") == 0
     assert "no other option may be chosen than poet" in capsys.readouterr().out
+
+
+def test_an_explanation_says_when_a_category_decides(tmp_path: Path, capsys: Captured) -> None:
+    rows = [
+        {"context": {"kind": kind, "size": i}, "outcomes": {"a": int(kind == "x"), "b": int(kind == "y")}}
+        for i in range(60)
+        for kind in "xy"
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = ("--replay", tmp_path / "rows.jsonl", "--encoder", "ngrams", "--out", tmp_path / "run", "--quiet")
+    assert etude("train", "choice", *given) == 0
+    for kind, chosen in (("x", "a"), ("y", "b")):
+        context = json.dumps({"kind": kind, "size": 3})
+        why = choose(capsys, tmp_path / "run", "--context", context, "--explain")["explanation"]
+        assert why["chosen"] == chosen
+        effect = why["entries"][f"kind: {kind}"]
+        assert effect > 0.5 > abs(why["entries"].get("size: 3", 0))
+        assert etude("choose", tmp_path / "run", "--context", context, "--explain") == 0
+        shown = capsys.readouterr().out
+        assert f"categories and numbers: kind: {kind} (+{effect:.4f}" in shown
+        decides = f", without it {why['runner_up']})" in shown
+        assert decides == (effect > why["difference"])
 
 
 @pytest.mark.parametrize(

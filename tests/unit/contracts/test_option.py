@@ -65,12 +65,19 @@ def test_names() -> None:
         ({"region": "us"}, "its regions are eu, without 'us'"),
         ({"max_cost_usd": 0.5}, None),
         ({"max_cost_usd": 0.1}, "its cost_usd is 0.5, above max_cost_usd 0.1"),
+        ({"max_cost_usd": 0.5 * (1 - 1e-9)}, None),  # but for rounding
         ({"max_latency_ms": 0.0}, None),  # it says nothing of its latency
     ],
 )
 def test_preferences_rule_out_by_what_an_option_says(wanted: dict[str, Any], why: str | None) -> None:
     (option,) = read_options([{"name": "a", "cost_usd": 0.5, "regions": ["eu"]}])
     assert why_not(option, Preferences(**wanted)) == why
+
+
+def test_a_price_per_call_is_a_cost() -> None:
+    (option,) = read_options([{"name": "a", "usd_per_call": 2}])
+    assert why_not(option, Preferences(max_cost_usd=1)) == "its usd_per_call is 2, above max_cost_usd 1"
+    assert why_not(option, Preferences(max_cost_usd=2)) is None
 
 
 def test_an_option_may_be_unavailable_or_in_one_region() -> None:

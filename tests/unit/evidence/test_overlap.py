@@ -42,6 +42,17 @@ def test_the_behaviour_policy_itself_passes_in_spite_of_rounding() -> None:
     assert check_overlap(np.full(200, 1 + 1e-5), AGREE, Thresholds()).verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize("count", [60, 300, 700])
+def test_propensities_of_99_percent_are_not_called_wrong_where_nothing_else_was_sampled(count: int) -> None:
+    thresholds = Thresholds(min_ess=1)
+    assert check_overlap(np.full(count, 1 / 0.99), {}, thresholds).verdict is Verdict.PASS
+    assert Cause.MEAN_WEIGHT in check_overlap(np.full(count, 1 / 0.8), {}, thresholds).reasons
+
+
+def test_with_enough_samples_a_small_difference_is_found() -> None:
+    assert Cause.MEAN_WEIGHT in check_overlap(np.full(5000, 1 / 0.99), {}, Thresholds()).reasons
+
+
 CANNOT_TELL = {
     Cause.SAMPLE_SIZE: (EVEN[:90], AGREE, "the effective sample size is 7"),
     Cause.MEAN_WEIGHT: (EVEN + 0.5, AGREE, "the mean importance weight is 1.5"),

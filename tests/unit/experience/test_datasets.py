@@ -21,7 +21,7 @@ from etude.contracts.errors import ConfigError, DatasetError
 from etude.contracts.query import Where, parse
 from etude.contracts.reward import Reward
 from etude.contracts.subjects import encode
-from etude.contracts.trajectory import Event, Outcome, Trajectory, Turn
+from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
 from etude.experience.datasets import (
     SPLITS,
     Dataset,
@@ -85,11 +85,13 @@ def blobs(tmp_path: Path) -> FolderBlobs:
     return FolderBlobs(tmp_path / "dataset")
 
 
-def make(store: MemoryStore, blobs: FolderBlobs, where: str = "", **config: Any) -> Manifest:
+def make(
+    store: MemoryStore, blobs: FolderBlobs, where: str = "", *, problem: str = "workflow", **config: Any
+) -> Manifest:
     return create(
         store,
         blobs,
-        problem="workflow",
+        problem=problem,
         where=parse(where),
         version=1,
         config=DatasetConfig(**{"shard_size": 32, **config}),
@@ -124,6 +126,46 @@ def test_everything_is_in_it_once(blobs: FolderBlobs) -> None:
     assert (manifest.query, manifest.definition, manifest.created) == ("problem=workflow", "abc", NOW)
     assert manifest.lineage.source == "memory"
     assert manifest.left_out == {}
+
+
+def test_the_request_of_a_choice_is_its_task_with_its_first_context(blobs: FolderBlobs) -> None:
+    def asked(context: Any, problem: str = "choice:model") -> LoggedDecision:
+        return LoggedDecision(problem=problem, context=context, action="a", propensity=0.5, policy="uniform")
+
+    store = MemoryStore()
+    for i in range(200):
+        question = {"question": f"question {i % 40}", "words": 2}
+        if i % 2:
+            question = dict(reversed(question.items()))  # the order of the entries does not matter
+        made = (asked("other", "choice:tone"), asked(question), asked(f"chosen before: {i}"))
+        one = trajectory(i, task="answer the customer", problem="choice:model", decisions=made)
+        add(store, one, reward(one, 1.0))
+    manifest = make(store, blobs, problem="choice:model")
+    assert set(manifest.counts.splits) == set(SPLITS)
+    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for split in SPLITS:
+        for example in examples(blobs, split):
+            context = example.trajectory.decisions[1].context
+            found[context["question"]].add((split, example.context))
+    assert len(found) == 40
+    assert all(len(places) == 1 for places in found.values())
+    assert len({context for ((_, context),) in found.values()}) == 40
+
+
+def test_a_choice_without_a_context_is_its_task(blobs: FolderBlobs) -> None:
+    made = LoggedDecision(problem="choice:model", action="a", propensity=0.5, policy="uniform")
+    make(filled(40, contexts=4, problem="choice:model", decisions=(made,)), blobs, problem="choice:model")
+    assert len({(example.trajectory.task, example.context) for example in examples(blobs)}) == 4
+
+
+def test_ratings_are_those_before_the_dataset_was_created(blobs: FolderBlobs) -> None:
+    store, rated = MemoryStore(), trajectory(0, feedback=(Rating(thumbs="up"),))
+    add(store, rated, reward(rated, 1.0), Feedback(id="f1", time=NOW, trajectory_id="t0", stars=1))
+    late, never = trajectory(1), trajectory(2)
+    add(store, late, reward(late, 1.0), Feedback(id="f2", time=NOW, trajectory_id="t1", stars=4))
+    add(store, never, reward(never, 1.0))
+    make(store, blobs)
+    assert {one.trajectory.id: one.rating for one in examples(blobs)} == {"t0": 0.5, "t1": 0.75, "t2": None}
 
 
 def test_hashes_are_those_that_sha256sum_prints(blobs: FolderBlobs) -> None:

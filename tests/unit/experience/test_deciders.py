@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from etude.contracts.decision import Decision, DecisionRequest, Expected, LoggedDecision
+from etude.contracts.decision import Decision, DecisionRequest, Expected, LoggedDecision, NoOptionError
 from etude.contracts.errors import ConfigError, DataError
 from etude.contracts.option import option_name
 from etude.experience import deciders as module
@@ -122,6 +122,32 @@ def test_a_broken_policy_gives_the_default_and_warns_once(
     assert "the default was given because the policy failed" in warnings[0]
     assert "experience.policies" in warnings[0]
     assert why in warnings[0]
+
+
+def test_if_no_option_is_within_the_limits_the_default_is_given_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    expected = {name: Expected(score=1.0, score_se=0.1, masked=f"{name} costs too much") for name in ("a", "b")}
+
+    def refuse(_: DecisionRequest) -> Any:
+        raise NoOptionError("no option may be chosen (a, b: they cost too much)", expected)
+
+    collector = asking(lambda: Policy(refuse))
+    with collector.task("x") as task:
+        chosen = task.decide("tone", options=["a", "b"], default="b", max_cost_usd=0.001)
+    assert (chosen, chosen.policy, chosen.propensity) == ("b", "default", 1.0)
+    assert chosen.expected["b"].masked == "b costs too much"
+    assert collector.defaults == {"choice:tone": 1}
+    assert "the policy knows of no option within the limits of the request (runs/a: no option may be" in caplog.text
+    assert "raise max_cost_usd or max_latency_ms, or offer another option" in caplog.text
+    assert "train it again" not in caplog.text
+
+
+def test_a_policy_loaded_when_the_time_is_up_is_not_asked() -> None:
+    policy = Policy()
+    deciders = Deciders(lambda _: ToLoad("runs/a", lambda: policy))
+    assert deciders.loaded("choice:a", timeout_s=5) is None
+    found = deciders.decide("choice:a", DecisionRequest(options=("a",)), timeout_s=-1e-5)
+    assert found == NoAnswer("loading", "runs/a was loaded too late to be asked")
+    assert policy.asked == []
 
 
 def test_a_slow_policy_gives_the_default_at_the_deadline(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from etude.contracts.ports import Decider
 from etude.contracts.subjects import TRAJECTORIES, decode
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 from etude.experience.cleaning import Cleaner, pseudonym
-from etude.experience.deciders import Deciders, Default, ToLoad, Uniform
+from etude.experience.deciders import Deciders, Default, Start, ToLoad, Uniform
 from etude.experience.redact import RedactionConfig
 from etude.experience.task import Collector, OptOuts
 from tests.memory_bus import MemoryBus
@@ -109,6 +109,15 @@ def test_a_reported_failure_counts() -> None:
         task.outcome(success=False, error="the customer says no")
     outcome = only_trajectory(bus).outcome
     assert (outcome.success, outcome.error) == (False, "the customer says no")
+
+
+def test_success_may_be_unknown() -> None:
+    bus = MemoryBus()
+    with collecting(bus).task("x") as task:
+        task.outcome(success=None)
+        task.outcome(cost_usd=0.5)  # says nothing about it
+    outcome = only_trajectory(bus).outcome
+    assert (outcome.success, outcome.ended, outcome.cost_usd) == (None, "done", 0.5)
 
 
 def test_any_value_is_kept_as_json() -> None:
@@ -339,6 +348,27 @@ def test_the_default_policy_gives_the_default_option() -> None:
     assert [(d.action, d.policy) for d in task.decisions] == [(n, "default") for n in ("small", "large", "slow")]
 
 
+def test_without_a_policy_the_default_is_given_and_without_a_default_all_are_sampled() -> None:
+    with collecting(MemoryBus(), policy=Start).task("x") as task:
+        kept = [task.decide("model", options=["a", "b", "c"], default="b") for _ in range(50)]
+        other = task.decide("model", options=["a", "b", "c"], default="b", allowed=["a", "c"])
+        sampled = [task.decide("model", options=["a", "b", "c"]) for _ in range(50)]
+    assert {(one, one.policy, one.propensity) for one in kept} == {("b", "default", 1.0)}
+    assert (other, other.policy, other.propensity) == ("a", "default", 1.0)
+    assert {(one, one.policy, one.propensity) for one in sampled} == {(name, "uniform", 1 / 3) for name in "abc"}
+
+
+def test_a_default_that_explores_has_exact_propensities() -> None:
+    policy = Start("choice:tone", explore=0.2)
+    asked = [DecisionRequest(options=("a", "b", "c", "d"), default="b", seed=seed) for seed in range(4000)]
+    made = [policy.decide(request) for request in asked]
+    assert {one.policy for one in made} == {"default+sampled"}
+    for name in "abcd":
+        own = [one.propensity for one in made if one.action == name]
+        assert own == pytest.approx([0.85 if name == "b" else 0.05] * len(own))
+        assert len(own) / len(made) == pytest.approx(own[0], abs=0.02)
+
+
 def test_what_decide_returns_is_the_option() -> None:
     bus = MemoryBus()
     with collecting(bus).task("x") as task:
@@ -397,7 +427,8 @@ def test_decisions_made_elsewhere_are_logged_with_what_is_known() -> None:
     ("given", "message"),
     [
         ({"propensity": 1.5}, r"propensity is 1\.5: expected"),
-        ({"propensity": 0}, "propensity is 0: expected the probability of the action, above 0 and up to 1"),
+        ({"propensity": 0}, "propensity is 0: expected the probability of the action, above 0 and at most 1"),
+        ({"propensity": 1.5}, "propensity is 1.5: expected the probability of the action, above 0 and at most 1"),
         ({"propensity": "half"}, "propensity is 'half': expected"),
         ({"policy": ""}, "policy is '': expected a text of 1 to 256 characters, such as 'router-7'"),
         ({"options": ["a", "gtp"]}, "action is 'gpt', which is not among the options: .*expected one of 'a', 'gtp'"),

@@ -23,6 +23,7 @@ from etude.learning.outcome_model import (
     choose_ridges,
     fit_outcomes,
     refit,
+    well_known,
 )
 
 Floats = NDArray[np.float64]
@@ -119,6 +120,41 @@ def test_without_a_signal_features_do_not_matter_and_the_best_single_option_is_c
     assert fitted.model.parts[0].ridge >= RIDGES[-2]
     assert (expected.argmax(1) == 1).mean() > 0.98
     assert fitted.value == pytest.approx(fitted.plain_value, abs=0.05)
+
+
+def test_the_best_single_option_is_one_option_even_if_two_are_equally_good() -> None:
+    """The sign of the first feature decides which of two options is right, so that both have the same mean."""
+    x = np.random.default_rng(0).normal(size=(200, D))
+    x[1::2, 0] = -x[::2, 0]
+    right = x[:, 0] > 0
+    found = fit_outcomes(x, all_known(np.stack([right, ~right], 1).astype(float)), 2, ("score",), scales=(np.ones(D),))
+    assert found.value > 0.9
+    assert found.plain_value == 0.5
+
+
+def test_an_option_with_few_outcomes_is_not_chosen_for_them() -> None:
+    """One outcome of the last option, the best of all, in rows in which only the others are known."""
+    x, _, y = planted(200, signal=0)
+    whole, lucky = all_known(y[:, :2]), 100.0
+    seen = Observed(
+        rows=200,
+        row=np.append(whole.row, 7),
+        option=np.append(whole.option, 2),
+        value=np.append(whole.value, [[lucky]], 0),
+        weight=np.append(whole.weight, 10.0),
+    )
+    for limit in (64, 1):  # each option by itself, or completed sums
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(outcome_model, "MAX_OBSERVED", limit)
+            found = fit(x, seen)
+        assert found.plain_value == pytest.approx(y[:, 1].mean(), abs=0.01)
+        assert found.value == pytest.approx(y[:, 1].mean(), abs=0.05)
+
+
+def test_options_are_well_known_from_ten_outcomes_or_as_far_as_any_is() -> None:
+    assert well_known(np.array([9.9, 10.0, 300.0])).tolist() == [False, True, True]
+    assert well_known(np.array([3.0, 3.0, 1.0])).tolist() == [True, True, False]
+    assert well_known(np.array([0.0, 0.0])).tolist() == [True, True]
 
 
 def test_what_all_options_find_easy_or_hard_is_no_taste_of_any() -> None:

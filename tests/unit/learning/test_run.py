@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import etude
-from etude.contracts.errors import CheckpointError, RunError
+from etude.contracts.errors import CheckpointError, DataError, RunError
 from etude.learning.artefact import Artefact
 from etude.learning.checkpoint import checkpoints, write_checkpoint
 from etude.learning.practise import practise
@@ -53,6 +53,28 @@ def test_there_is_one_enumeration_of_reasons_and_each_has_its_words() -> None:
     }
     assert found == {StopReason}
     assert set(STOPPED) == set(StopReason)
+
+
+# Failed
+
+
+@pytest.mark.parametrize(("at", "left"), [(0, []), (1, ["best", "checkpoints", "config.json", "metrics.jsonl"])])
+def test_a_run_that_fails_before_it_has_a_policy_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, left: list[str]
+) -> None:
+    run = start(tmp_path / "run", configured(eval_every=80, checkpoint_every=80))
+    advance, done = run.learner.advance, list[int]()
+
+    def fails(report: Any) -> dict[str, float]:
+        if len(done) == at:
+            raise DataError("line 3 is not valid")
+        done.append(1)
+        return advance(report)
+
+    monkeypatch.setattr(run.learner, "advance", fails)
+    with pytest.raises(DataError, match="line 3"):
+        list(run.updates())
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == left
 
 
 # Killed

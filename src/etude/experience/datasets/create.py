@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from etude.contracts.blobs import BlobStore
 from etude.contracts.errors import DatasetError
+from etude.contracts.option import CHOICE
 from etude.contracts.query import Where
 from etude.contracts.store import ExperienceStore, Summary
 from etude.experience.datasets.manifest import (
@@ -184,8 +185,9 @@ def _gather(
             continue
         if b"\n" in body or b"\r" in body:  # they can only be between tokens
             body = body.replace(b"\n", b" ").replace(b"\r", b" ")
-        context = row.context.encode()
-        tail = f',"reward":{row.reward!r},"confidence":{row.confidence!r},"context":"{row.context}"'
+        request = _request(row, body)
+        context, rating = request.encode(), f',"rating":{row.feedback!r}' if row.feedback is not None else ""
+        tail = f',"reward":{row.reward!r},"confidence":{row.confidence!r},"context":"{request}"{rating}'
         numbers: dict[str, float] = {
             "size": spool.write(b'%b\n{"trajectory":%b%b' % (row.id.encode(), body, tail.encode())),
             "context": _hash(context),
@@ -218,6 +220,34 @@ def _unfit(row: Summary, config: DatasetConfig, opted_out: frozenset[str], logge
     if config.require_propensity and not logged:
         return "no propensity"
     return ""
+
+
+class _Asked(Struct, frozen=True):
+    problem: str = ""
+    context: Any = None
+
+
+class _Requests(Struct, frozen=True):
+    """The fields of a trajectory that say what its choices were asked."""
+
+    decisions: tuple[_Asked, ...] = ()
+
+
+_requests = msgspec.json.Decoder(_Requests)
+
+
+def _request(row: Summary, body: bytes) -> str:
+    """Equal for trajectories that answer the same request: of a choice, the task with its first decision's context.
+
+    Later contexts may depend on what was chosen before.
+    """
+    if not row.problem.startswith(CHOICE):
+        return row.context
+    asked = next((one for one in _requests.decode(body).decisions if one.problem == row.problem), None)
+    if asked is None or asked.context is None:
+        return row.context
+    known = msgspec.json.encode(asked.context, order="deterministic")
+    return hashlib.blake2b(b"%b\0%b" % (row.context.encode(), known)).hexdigest()[:16]
 
 
 class _Chosen(Struct, frozen=True):

@@ -40,6 +40,8 @@ class Example(Struct, frozen=True, kw_only=True):
     weight: float
     context: str
     """Equal for trajectories that answer the same request."""
+    rating: float | None = None
+    """Mean rating from 0 to 1, with late feedback; null without one when the dataset was created."""
 
 
 _examples = msgspec.json.Decoder(Example)

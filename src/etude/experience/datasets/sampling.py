@@ -28,7 +28,8 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     split: Literal["context", "time"] = "context"
-    """context: trajectories of the same request are in one split; time: the newest are the test split."""
+    """context: trajectories of the same request are in one split (of a choice: the same task and context); time: the
+    newest are the test split."""
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Shares of train, validation and test."""
     seed: int = 0

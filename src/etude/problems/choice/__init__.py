@@ -58,6 +58,13 @@ SPEC = ProblemSpec(
             help="JSON file that describes the options.",
             default="options.json or catalogue.json next to the replay file",
         ),
+        Flag(
+            name="--algorithm",
+            metavar="ppo|rloo|dpo",
+            help="Algorithm that continues --checkpoint on --dataset by the rewards of whole tasks.",
+            default="none, the outcomes of options are learned",
+        ),
+        Flag(name="--checkpoint", type=Path, help="Run or policy to continue from."),
         Flag(name="--name", help="Name of the choice in the dataset, as in task.decide(NAME, …)."),
         Flag(
             name="--encoder",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from etude.problems.choice.contexts import Context
 from etude.problems.choice.fit import QUALITY_WEIGHTS, _completed, _shares, eligible_mask, observe
 from etude.problems.choice.groups import group_contexts
 from etude.problems.choice.model import ChoiceModel, Expectation
+from etude.problems.choice.remarks import on_rows
 from etude.problems.choice.report import (
     AT_SINGLE,
     POLICY,
@@ -31,6 +34,7 @@ from etude.problems.choice.report import (
 )
 from etude.problems.choice.rows import COST, SCORE, ReplayFile, Row, find_options
 from etude.problems.choice.state import read_model
+from etude.problems.choice.typical import find_typical
 
 Floats = NDArray[np.float64]
 BINS = 10
@@ -72,10 +76,13 @@ class Recorded:
         return np.asarray(np.where(self.allowed, utility, -np.inf).argmax(1))
 
     def baselines(self, best_single: int, seed: int = 0) -> dict[str, NDArray[np.int64]]:
-        """Picks that ignore the context, and those of an oracle that knows the outcomes."""
+        """Picks that ignore the context, and those of an oracle that knows the outcomes, if all are recorded: the best
+        of several estimates is no outcome."""
         cheap, u = self.cost_usd / (self.cost_usd.max() + 1), np.random.default_rng(seed).random(self.score.shape)
         single = np.eye(self.score.shape[1])[best_single] - cheap
-        tables = {"best_single": single, "cheapest": -cheap, "random": u, "oracle": self.score - 1e-9 * cheap}
+        tables = {"best_single": single, "cheapest": -cheap, "random": u}
+        if self.complete:
+            tables["oracle"] = self.score - 1e-9 * cheap
         return {name: np.where(self.allowed, table, -np.inf).argmax(1) for name, table in tables.items()}
 
     def picked(self, pick: NDArray[np.int64], single: NDArray[np.int64]) -> Picked:
@@ -127,12 +134,13 @@ def _means(o: Observed, n: int, K: int) -> Floats:
 def find(model: ChoiceModel, rows: list[Row], expected: Expectation, groups: Sequence[str] | None = None) -> Findings:
     """The model's choices for past rows; `groups` names the kind of each row, by default its category or cluster."""
     recorded = read_recorded(model, rows, expected)
-    names, target = model.table.names, float(model.outcomes.parts[0].mean.max())
-    others = recorded.baselines(names.index(model.best_single))
+    names, single = model.table.names, model.table.names.index(model.best_single)
+    target, others = float(model.outcomes.parts[0].mean[single]), recorded.baselines(single)
     own = {POLICY: 1.0, AT_SINGLE: model.frontier.weight_for(target)}
     picks = {name: recorded.picks(model, expected, weight) for name, weight in own.items()} | others
     found = {name: recorded.picked(pick, others[SINGLE]) for name, pick in picks.items()}
-    curve = recorded.curve(model, expected)
+    curve, chosen = recorded.curve(model, expected), picks[POLICY]
+    kinds = group_contexts(model.reader, recorded.contexts, chosen.tolist()) if groups is None else groups
     return Findings(
         rows=len(rows),
         best_single=model.best_single,
@@ -141,12 +149,10 @@ def find(model: ChoiceModel, rows: list[Row], expected: Expectation, groups: Seq
         curve=[*zip(curve.cost_usd.tolist(), curve.score.tolist(), strict=True)],
         aiq=curve.area(found["cheapest"].cost_usd, found[SINGLE].cost_usd),
         has_costs=COST in model.kinds,
-        groups=_groups(
-            group_contexts(model.reader, recorded.contexts) if groups is None else groups,
-            names, recorded, expected, picks[POLICY], others[SINGLE],
-        ),
+        groups=_groups(kinds, names, recorded, expected, chosen, others[SINGLE]),
         calibration=_calibration(recorded.seen, expected),
-    )  # fmt: skip
+        typical=find_typical(model, rows, kinds, chosen, recorded.allowed),
+    )
 
 
 def _groups(
@@ -201,24 +207,39 @@ def on_replay(request: EvaluateRequest) -> Measurement:
         raise ConfigError(f"plot is {str(plot)!r}: expected the name of a page to write, such as 'curve.html'")
     model = read_model(find_policy(request.run))
     file = ReplayFile(outcomes, find_options(outcomes, request.inputs.get("catalogue")))
-    rows = [row for part in file() for row in part]
+    place = {name: i for i, name in enumerate(model.table.names)}
+    every = [row for part in file() for row in part]
+    rows = [row for row in every if not place.keys().isdisjoint(row.outcomes)]
+    if not rows:
+        raise DataError("no row has an outcome of an option that the policy knows: give outcomes of its options")
     request.status(f"choosing for {len(rows):,} contexts")
     found = find(model, rows, model.expect([row.context for row in rows]))
     if plot is not None:
         write_curve(plot, found, run=request.run.name)
-    return _measurement(request, found, file)
+    remarks = [*_unknown_options(every, place), *on_rows(rows, model.table.names, _shares(rows, place))]
+    return _measurement(request, found, file, remarks)
 
 
-def _measurement(request: EvaluateRequest, found: Findings, file: ReplayFile) -> Measurement:
-    shown = {name: asdict(picked) for name, picked in found.choices.items()}
+def _unknown_options(rows: Sequence[Row], known: Collection[str]) -> list[str]:
+    left_out = [row for row in rows if not any(name in known for name in row.outcomes)]
+    if not left_out:
+        return []
+    many = "1 row is" if len(left_out) == 1 else f"{len(left_out):,} rows are"
+    first = f"{left_out[0].source} has {', '.join(left_out[0].outcomes)}"
+    return [f"{many} left out, without an outcome of an option that the policy knows: {first}"]
+
+
+def _measurement(request: EvaluateRequest, found: Findings, file: ReplayFile, remarks: Sequence[str]) -> Measurement:
+    priced = any(picked.cost_usd > 0 for picked in found.choices.values())
+    shown = {name: _known(asdict(picked), priced) for name, picked in found.choices.items()}
     table = tuple(
         (
             name,
             f"{picked.score:.4f}",
             "{:.4f} … {:.4f}".format(*picked.score_ci95),
             "{:+.4f} … {:+.4f}".format(*picked.to_best_single_ci95),
-            f"{picked.cost_usd:.6f}",
-            f"{picked.cost_share:.1%}",
+            f"{picked.cost_usd:.6f}" if priced else "–",
+            f"{picked.cost_share:.1%}" if math.isfinite(picked.cost_share) else "–",
         )
         for name, picked in sorted(found.choices.items(), key=lambda item: -item[1].score)
     )
@@ -230,9 +251,10 @@ def _measurement(request: EvaluateRequest, found: Findings, file: ReplayFile) ->
             "replay": str(file.path),
             "rows": found.rows,
             "unused": file.unused.reasons,
+            "remarks": list(remarks),
             **shown[POLICY],
             "at_best_single": shown[AT_SINGLE] | {"quality_weight": found.quality_weight},
-            "aiq": found.aiq,
+            "aiq": found.aiq if priced else None,
             "baselines": {name: shown[name] for name in shown if name not in (POLICY, AT_SINGLE)},
             "best_single_option": found.best_single,
             "curve": [list(point) for point in found.curve],
@@ -241,8 +263,20 @@ def _measurement(request: EvaluateRequest, found: Findings, file: ReplayFile) ->
         rows=table,
         sentences=(
             f"best_single is {found.best_single}; AIQ {found.aiq:.4f}; at its score the quality weight is "
-            f"{found.quality_weight:.4f}",
+            f"{found.quality_weight:.4f}"
+            if priced
+            else f"best_single is {found.best_single}; no costs are known",
+            *remarks,
             *file.unused.sentences(),
             *drawn,
         ),
     )
+
+
+def _known(picked: dict[str, Any], priced: bool) -> dict[str, Any]:
+    """For JSON: null where there is no cost."""
+    share = picked["cost_share"]
+    return picked | {
+        "cost_usd": picked["cost_usd"] if priced else None,
+        "cost_share": share if math.isfinite(share) else None,
+    }

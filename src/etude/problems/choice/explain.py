@@ -1,7 +1,9 @@
-"""Why an option was chosen and not the next best: the words of the context and the past decisions that speak for it.
+"""Why an option was chosen and not the next best: the entries and words of the context, and the past decisions, that
+speak for it.
 
 A word speaks for the chosen option if the difference of the two utilities falls when the word is removed. The words
-that are named are chosen together, so that removing all of them moves the difference further than any one of them.
+that are named are chosen together, so that removing all of them moves the difference further than any one of them. A
+category or number speaks for it if the difference falls when the average of past contexts takes its place.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class Explanation:
     chosen: str
     runner_up: str
     difference: float  # of their utilities
+    entries: Mapping[str, float]  # effect of each category and number, largest first, positive for the chosen option
     words_for: Words
     words_against: Words
     similar: tuple[Past, ...]  # most similar first
@@ -73,8 +76,8 @@ def explain(policy: ChoicePolicy, request: DecisionRequest, chosen: str) -> Expl
     weight = policy.quality_weight(request.preferences)
     offered = None if request.options is None else policy.offer(request.options)
 
-    def utilities(contexts: Sequence[Context]) -> Floats:
-        expected = model.expect(contexts, offered)
+    def utilities(contexts: Sequence[Context], read: NDArray[np.float32] | None = None) -> Floats:
+        expected = model.expect(contexts, offered, read=read)
         found = expected.utility(weight, model.unit_usd)
         return expected.careful(found, weight) if policy.explore == "none" else found
 
@@ -82,10 +85,15 @@ def explain(policy: ChoicePolicy, request: DecisionRequest, chosen: str) -> Expl
     other = max(others, key=lambda i: float(now[i]))
     difference = float(now[own] - now[other])
 
-    def effects(sets: Sequence[Collection[str]]) -> Floats:
-        found = utilities([without(model, context, words) for words in sets])
+    def fall(found: Floats) -> Floats:
         return difference - (found[:, own] - found[:, other])
 
+    def effects(sets: Sequence[Collection[str]]) -> Floats:
+        return fall(utilities([without(model, context, words) for words in sets]))
+
+    entries = average_entries(model, context)
+    moved = fall(utilities([context] * len(entries), np.array(list(entries.values())))).tolist() if entries else []
+    ranked = sorted(zip(entries, moved, strict=True), key=lambda item: -abs(item[1]))
     pair = (chosen, names[other])
     similar, mean = _past(model, context, pair)
     speak_for, speak_against = find_words(distinct_words(model, context), effects)
@@ -93,11 +101,33 @@ def explain(policy: ChoicePolicy, request: DecisionRequest, chosen: str) -> Expl
         chosen=pair[0],
         runner_up=pair[1],
         difference=difference,
+        entries={entry: effect for entry, effect in ranked if abs(effect) > NEGLIGIBLE},
         words_for=speak_for,
         words_against=speak_against,
         similar=similar,
         mean=mean,
     )
+
+
+# Categories and numbers
+
+
+def average_entries(model: ChoiceModel, context: Context) -> dict[str, NDArray[np.float32]]:
+    """For each category and number of a context, `key: value`: its features with the average in place of the entry."""
+    features, found = model.reader([context])[0], {}
+    for name, (low, high) in model.reader.blocks.items():
+        key = name.removeprefix("category ").removeprefix("number ")
+        if name != key and key in context:
+            found[f"{key}: {_shown(context[key])}"] = np.concatenate(
+                [features[:low], np.zeros(high - low, np.float32), features[high:]]  # features are centred
+            )
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # Words

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +19,25 @@ from etude.contracts.errors import DataError
 from etude.contracts.option import Option
 from etude.contracts.ports import TextEncoder
 from etude.learning.outcome_model import (
+    FEW,
     FOLDS,
     MAX_WEIGHT,
     Fitted,
     Observed,
+    Part,
     Sums,
     add_up,
     choose_ridges,
     fit_outcomes,
     refit,
+    well_known,
     widen_base,
 )
 from etude.problems.choice.contexts import fit_contexts
 from etude.problems.choice.memory import remember
-from etude.problems.choice.model import MIN_MULTIPLE, ChoiceModel, Expectation, Frontier
+from etude.problems.choice.model import ChoiceModel, Expectation, Frontier, amount
 from etude.problems.choice.options import make_table
+from etude.problems.choice.remarks import CANNOT_JUDGE, Occurrence, on_changes, on_few_outcomes, on_new_kinds, on_rows
 from etude.problems.choice.rows import COST, KINDS, LATENCY, SCORE, Row, Rows
 from etude.problems.choice.settings import ChoiceConfig
 
@@ -62,7 +66,7 @@ class Trained:
 
     model: ChoiceModel
     rows: int
-    value: float  # cross-validated score of its choices
+    value: float  # cross-validated score of its choices; nan where there are too few rows, or none that are held out
     plain_value: float  # of the best single option
     z: float  # standard errors between them
     remarks: tuple[str, ...] = ()
@@ -81,7 +85,7 @@ def fit_choice(
 ) -> Trained:
     """Fit a new model. Everything that is chosen is chosen on a sample of rows; the sums are over all rows."""
     taken, total, offered = _sample(rows, config.sample, seed)
-    known = _options(options, offered)
+    known = _options(options, {name: one.option for name, one in offered.items()})
     taken = taken[:: max(1, len(taken) * len(known) // MAX_CELLS)]
     if len(known) < 2:
         raise DataError(f"there is one option, {known[0].name!r}: a choice needs at least two, with their outcomes")
@@ -96,6 +100,7 @@ def fit_choice(
     relative = _relative(seen, kinds, lines, length)
     texts = TEXT_WEIGHTS if reader.has_text and len(reader.blocks) > 4 else TEXT_WEIGHTS[:1]
     eligible = eligible_mask(taken, place)
+    groups = np.unique([row.group for row in taken], return_inverse=True)[1]
     fitted = fit_outcomes(
         features,
         relative,
@@ -103,7 +108,7 @@ def fit_choice(
         kinds,
         scales=tuple(reader.weights(text) for text in texts),
         eligible=eligible,
-        groups=np.unique([row.group for row in taken], return_inverse=True)[1],
+        groups=groups,
         importance=_importance(len(taken), total, config),
         seed=seed,
     )
@@ -124,16 +129,26 @@ def fit_choice(
     if total > len(taken):
         sums, rest = _all_sums(model, rows, total, place, shares, config, report)
         model = replace(model, outcomes=refit(choose_ridges(outcomes, sums, rest), sums.plus(rest)))
-    held_out = _held_out(model, fitted, length)
+    held_out = _held_out(model, fitted, features, length)
     model = _summarised(model, held_out, seen, eligible)
     report(1.0)
+    judged, scores = len(taken) >= FEW and bool(groups.any()), seen.value[:, 0]
+    value, plain_value = (
+        float(np.clip(x, scores.min(), scores.max())) if judged else float("nan")
+        for x in (fitted.value, fitted.plain_value)
+    )
     return Trained(
         model=model,
         rows=total,
-        value=fitted.value,
-        plain_value=fitted.plain_value,
-        z=fitted.z,
-        remarks=_remarks(taken, shares, known),
+        value=value,
+        plain_value=plain_value,
+        z=fitted.z if judged else float("nan"),
+        remarks=(
+            *([] if judged else [CANNOT_JUDGE]),
+            *on_rows(taken, model.table.names, shares),
+            *on_few_outcomes(model.table.names, model.outcomes.parts[0].count, total),
+            *on_changes(offered, total),
+        ),
         held_out=(taken, held_out),
     )
 
@@ -143,8 +158,10 @@ def continue_choice(
     model: ChoiceModel, rows: Rows, config: ChoiceConfig, *, options: Sequence[Option] | None = None
 ) -> Trained:
     """The model, with later rows added to its sums; earlier ones fade if the settings say so."""
+    taken, total, offered = _sample(rows, config.sample, 0)
+    own = _own_lines(model, taken, offered)
     known, place = list(model.table.options), {name: i for i, name in enumerate(model.table.names)}
-    total, sums, memory = 0, model.outcomes.sums, model.memory
+    sums, memory = model.outcomes.sums, model.memory
     for part in rows():
         new = [o for o in _options(options, _offered(part)) if o.name not in place]
         for option in new:
@@ -153,26 +170,32 @@ def continue_choice(
         mix = model.table.mixture(known, model.reader.encoder)
         sums = sums.widened(len(known)).faded(_fade(len(part), config))
         shares = _shares(part, place)
-        sums = sums.plus(_part_sums(model, part, place, shares, mix))
+        sums = sums.plus(_part_sums(model, part, place, shares, mix, _lines(model, known, mix, own)))
         memory = memory.plus(remember(model.reader, part, observe(part, place, model.kinds, shares)))
-        total += len(part)
     mix = model.table.mixture(known, model.reader.encoder)
     outcomes = refit(model.outcomes, sums, mix)
     table, part0 = make_table(known, model.reader.encoder), outcomes.parts[0]
+    later = replace(
+        model,
+        outcomes=outcomes,
+        table=table,
+        lines=_lines(model, known, mix, own),
+        between=_between(part0.mean, part0.count, table.left_out(), part0.noise),
+        best_single=known[_best_single(part0)].name,
+        memory=memory,
+    )
     return Trained(
-        model=replace(
-            model,
-            outcomes=outcomes,
-            table=table,
-            lines={kind: line @ mix.T for kind, line in model.lines.items()},
-            between=_between(part0.mean, part0.count, table.left_out(), part0.noise),
-            best_single=known[int(np.where(part0.count > 0, part0.mean, -np.inf).argmax())].name,
-            memory=memory,
-        ),
+        model=later,
         rows=total,
         value=float("nan"),
         plain_value=float("nan"),
         z=float("nan"),
+        remarks=(
+            *on_new_kinds(taken, model.kinds),
+            *on_rows(taken, list(offered), _shares(taken, {name: i for i, name in enumerate(offered)})),
+            *on_few_outcomes(table.names, part0.count, total),
+            *on_changes(offered, total),
+        ),
     )
 
 
@@ -222,13 +245,16 @@ def _shares(rows: Sequence[Row], place: Mapping[str, int]) -> Floats:
     return found
 
 
-def _sample(rows: Rows, size: int, seed: int) -> tuple[list[Row], int, dict[str, Option]]:
+def _sample(rows: Rows, size: int, seed: int) -> tuple[list[Row], int, dict[str, Occurrence]]:
     """A uniform sample in the order of time (reservoir), the number of rows, and the options that occur."""
     rng, kept, total = np.random.default_rng(seed), list[tuple[int, Row]](), 0
-    offered: dict[str, Option] = {}
+    offered: dict[str, Occurrence] = {}
     for part in rows():
-        offered |= {name: option for name, option in _offered(part).items() if name not in offered}
+        for name, option in _offered(part).items():
+            offered.setdefault(name, Occurrence(option=option))
         for row in part:
+            for name in row.outcomes if row.options is None else [option.name for option in row.options]:
+                offered[name].add(total, row.source)
             if len(kept) < size:
                 kept.append((total, row))
             elif (at := int(rng.integers(0, total + 1))) < size:
@@ -259,7 +285,8 @@ def _options(given: Sequence[Option] | None, offered: Mapping[str, Option]) -> l
 
 
 def _line(o: Observed, length: Floats, K: int) -> Floats:
-    """(2, K): amount per call and per character, the latter 0 or more and shrunk where there are few outcomes."""
+    """(3, K): amount per call and per character, the latter 0 or more and shrunk where there are few outcomes, and the
+    least amount, below which no text is expected to be."""
     at = length[o.row]
     count = np.bincount(o.option, minlength=K)
     some = count.clip(1)
@@ -268,7 +295,43 @@ def _line(o: Observed, length: Floats, K: int) -> Floats:
     slope = np.bincount(o.option, away * (o.value - mean_y[o.option]), minlength=K)
     slope = np.maximum(slope / (np.bincount(o.option, away**2, minlength=K) * (1 + 1 / some) + 1e-9), 0)
     overall = o.value.mean() if len(o.value) else 0.0
-    found: Floats = np.stack([np.where(count > 0, mean_y - slope * mean_x, overall), slope])
+    least = np.full(K, np.inf)
+    np.minimum.at(least, o.option, o.value)
+    found: Floats = np.stack(
+        [np.where(count > 0, mean_y - slope * mean_x, overall), slope, np.where(count > 0, least, 0)]
+    )
+    return found
+
+
+def _own_lines(model: ChoiceModel, rows: Sequence[Row], names: Collection[str]) -> dict[str, dict[str, Floats]]:
+    """By kind and name, (3,) the lines of options that have outcomes of the kind in these rows: fitted to these rows
+    where the model knows no other outcomes, else with the least amount of both."""
+    order, found = list(names), dict[str, dict[str, Floats]]()
+    place = {name: i for i, name in enumerate(order)}
+    seen = observe(rows, place, model.kinds, np.ones(len(place)))
+    length = model.length([row.context for row in rows]) if model.lines else np.zeros(len(rows))
+    past = {name: i for i, name in enumerate(model.table.names)}
+    for kind, line in model.lines.items():
+        h, found[kind] = model.kinds.index(kind), {}
+        outcomes = seen.kind(h)
+        fresh = _line(outcomes, length, len(place))
+        for i in np.unique(outcomes.option).tolist():
+            name, column = order[i], fresh[:, i]
+            if name in past and model.outcomes.sums.weight[h, past[name]] > 0:
+                base, slope, least = line[:, past[name]]
+                column = np.array([base, slope, min(least, column[2])])
+            found[kind][name] = column
+    return found
+
+
+def _lines(
+    model: ChoiceModel, known: Sequence[Option], mix: Floats, own: Mapping[str, Mapping[str, Floats]]
+) -> dict[str, Floats]:
+    """By kind, (3, K): each option's own line, or the mixture of those like it."""
+    found = {}
+    for kind, line in model.lines.items():
+        mixed = (line @ mix.T).T
+        found[kind] = np.stack([own[kind].get(option.name, mixed[i]) for i, option in enumerate(known)], 1)
     return found
 
 
@@ -318,7 +381,9 @@ class _Adding:
         found = []
         for out in (False, True):
             own = [row for row, is_held in zip(part, held, strict=True) if is_held == out]
-            found.append(_part_sums(self.model, own, self.place, self.shares, np.eye(len(self.place))))
+            found.append(
+                _part_sums(self.model, own, self.place, self.shares, np.eye(len(self.place)), self.model.lines)
+            )
         return len(part), found
 
 
@@ -351,14 +416,20 @@ def _add(part: list[Row]) -> tuple[int, list[Sums]]:
     return _adding(part)
 
 
-def _part_sums(model: ChoiceModel, part: Sequence[Row], place: Mapping[str, int], shares: Floats, mix: Floats) -> Sums:
+def _part_sums(
+    model: ChoiceModel,
+    part: Sequence[Row],
+    place: Mapping[str, int],
+    shares: Floats,
+    mix: Floats,
+    lines: Mapping[str, Floats],
+) -> Sums:
     """The sums of some rows, completed by what the model, which has not seen them, expects.
 
-    `mix` (K, known) is each option as a mixture of those that the model knows.
+    `mix` (K, known) is each option as a mixture of those that the model knows, `lines` are those of all K.
     """
     contexts = [row.context for row in part]
     x, length = model.reader(contexts), model.length(contexts)
-    lines = {kind: line @ mix.T for kind, line in model.lines.items()}
     seen = _relative(observe(part, place, model.kinds, shares), model.kinds, lines, length)
     scaled, parts = x.astype(np.float64) * model.outcomes.scale, model.outcomes.parts
     return add_up(
@@ -397,13 +468,19 @@ def _between(mean: Floats, count: Floats, left_out: Floats, noise: float) -> flo
     return float(np.sqrt(np.square(miss).mean()))
 
 
-def _held_out(model: ChoiceModel, fitted: Fitted, length: Floats) -> Expectation:
-    """What folds that did not see a row expect of it."""
-    found = dict(zip(model.kinds, fitted.expected, strict=True))
-    for kind, (base, slope) in model.lines.items():
-        found[kind] = np.maximum(found[kind], MIN_MULTIPLE) * np.maximum(base + slope * length[:, None], 0)
+def _held_out(model: ChoiceModel, fitted: Fitted, features: NDArray[Any], length: Floats) -> Expectation:
+    """What folds that did not see a row expect of it; standard errors matter for options with few outcomes alone."""
+    found, count = dict(zip(model.kinds, fitted.expected, strict=True)), fitted.model.parts[0].count
+    for kind, line in model.lines.items():
+        found[kind] = amount(found[kind], line, length[:, None])
     score = found.pop(SCORE)
-    return Expectation(score=score, error=np.zeros_like(score), other=found, count=fitted.model.parts[0].count)
+    error = np.zeros_like(score) if (count >= FEW).all() else fitted.model.standard_error(features.astype(np.float64))
+    return Expectation(score=score, error=error, other=found, count=count)
+
+
+def _best_single(part: Part) -> int:
+    """The option with the highest mean, of those that are well known."""
+    return int(np.where(well_known(part.count), part.mean, -np.inf).argmax())
 
 
 def _summarised(
@@ -411,7 +488,7 @@ def _summarised(
 ) -> ChoiceModel:
     """With the best single option, the unit of cost, and the frontier of past rows by folds that did not see them."""
     part, kinds = model.outcomes.parts[0], model.kinds
-    best = int(np.where(part.count > 0, part.mean, -np.inf).argmax())
+    best = _best_single(part)
     score, cost, (n, K) = expected.score, expected.cost(), expected.score.shape
     completed = {SCORE: _completed(score, seen.kind(0))}
     if COST in kinds:
@@ -424,7 +501,7 @@ def _summarised(
     rows = np.arange(n)
     points = []
     for weight in QUALITY_WEIGHTS:
-        utility = weight * score - (1 - weight + 1e-9) * cost / unit
+        utility = expected.careful(weight * score - (1 - weight + 1e-9) * cost / unit, float(weight))
         pick = np.where(allowed, utility, -np.inf).argmax(1)
         points.append((completed[SCORE][rows, pick].mean(), paid[rows, pick].mean()))
     scores, costs = np.array(points).T
@@ -441,13 +518,3 @@ def _completed(expected: Floats, o: Observed) -> Floats:
     found = expected.copy()
     np.add.at(found, (o.row, o.option), o.weight * (o.value - expected[o.row, o.option]))
     return found
-
-
-def _remarks(rows: Sequence[Row], shares: Floats, options: Sequence[Option]) -> tuple[str, ...]:
-    if all(row.propensity is not None for row in rows) or bool((shares >= 1).all()):
-        return ()
-    least = int(shares.argmin())
-    return (
-        f"Not every option has an outcome in every row ({options[least].name}: {shares[least]:.0%}), and the rows have "
-        "no propensities: which were tried is taken to be independent of the context.",
-    )

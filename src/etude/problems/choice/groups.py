@@ -1,4 +1,5 @@
-"""Contexts in a few groups that people can read: by a category, or by clusters of texts with their typical words."""
+"""Contexts in a few groups that people can read: by a category, or by clusters of texts with their typical words,
+whichever says more about who is chosen."""
 
 from __future__ import annotations
 
@@ -19,14 +20,28 @@ WORDS = 3
 """Typical words that name a cluster."""
 
 
-def group_contexts(reader: ContextReader, contexts: Sequence[Context]) -> list[str]:
-    """The name of each context's group: the value of its category with the fewest values, or its cluster's words."""
+def group_contexts(reader: ContextReader, contexts: Sequence[Context], chosen: Sequence[int]) -> list[str]:
+    """The name of each context's group: the value of a category or its cluster's words, by whichever the options that
+    are chosen differ most; between equals, by the category with the fewest values."""
     keys = [key for key, values in reader.categories.items() if len(values) > 1]
-    if keys:
-        key = min(keys, key=lambda key: len(reader.categories[key]))
-        return _largest([_shown(context.get(key)) for context in contexts])
-    if not reader.has_text:
-        return [ALL] * len(contexts)
+    keys.sort(key=lambda key: len(reader.categories[key]))
+    found = [_largest([_shown(context.get(key)) for context in contexts]) for key in keys]
+    if reader.has_text:
+        found.append(_topics(reader, contexts))
+    return max(found, key=lambda names: information(names, chosen), default=[ALL] * len(contexts))
+
+
+def information(names: Sequence[str], chosen: Sequence[int]) -> float:
+    """What a group says about who is chosen: their mutual information, less what chance alone gives (Miller 1955)."""
+    n, pairs = len(names), Counter(zip(names, chosen, strict=True))
+    groups, options = Counter(names), Counter(chosen)
+    known = sum(
+        many / n * math.log(many * n / (groups[name] * options[option])) for (name, option), many in pairs.items()
+    )
+    return known - (len(groups) - 1) * (len(options) - 1) / (2 * max(n, 1))
+
+
+def _topics(reader: ContextReader, contexts: Sequence[Context]) -> list[str]:
     texts = [reader.text_of(context) for context in contexts]
     topics = reader.joint(read_texts(reader.encoder, texts))[:, : len(reader.centre)]
     clusters = _clusters(topics)

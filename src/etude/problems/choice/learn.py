@@ -163,10 +163,11 @@ class ChoiceLearner:
             "unused": self.rows.unused.reasons,
             "options": list(model.table.names),
             "best_single": model.best_single,
-            "cross_validated_score": found.value,
-            "best_single_score": found.plain_value,
-            "standard_errors_above_best_single": found.z,
+            "cross_validated_score": _known(found.value),
+            "best_single_score": _known(found.plain_value),
+            "standard_errors_above_best_single": _known(found.z),
             "unit_usd": model.unit_usd,
+            "remarks": list(found.remarks),
         }
 
     def introduction(self) -> str:
@@ -174,12 +175,17 @@ class ChoiceLearner:
 
     def line(self, update: Update) -> str:
         found, model = self.trained, self.trained.model
-        lines = [f"{found.rows:,} rows, {len(model.table.options)} options; alone, {model.best_single} would be best"]
+        rows = f"{found.rows:,} row{'' if found.rows == 1 else 's'}"
+        lines = [f"{rows}, {len(model.table.options)} options; alone, {model.best_single} would be best"]
         if found.value == found.value:
             lines.append(
                 f"cross-validated, its choices score {found.value:.4f}, the best single option {found.plain_value:.4f}"
             )
         return "\n".join([*lines, *found.remarks, *self.rows.unused.sentences()])
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def keep_findings(run: Run) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from etude.contracts.errors import CheckpointError
 from etude.contracts.ports import TextEncoder
 from etude.learning.checkpoint import under
-from etude.learning.outcome_model import OutcomeModel
+from etude.learning.outcome_model import FEW, OutcomeModel
 from etude.problems.choice.contexts import Context, ContextReader
 from etude.problems.choice.logits import LEARNED, Logits
 from etude.problems.choice.memory import Memory
@@ -58,9 +58,15 @@ class Expectation:
         return found + self.other.get(LEARNED, 0.0)
 
     def careful(self, utility: Floats, weight: float) -> Floats:
-        """The utility, less a standard error for options without a past."""
-        lowered: Floats = utility - np.where(self.count > 0, 0, weight * self.error)
+        """The utility, less a standard error for options with few past outcomes, or none."""
+        lowered: Floats = utility - np.where(self.count >= FEW, 0, weight * self.error)
         return lowered
+
+
+def amount(multiple: Floats, line: Floats, length: Floats) -> Floats:
+    """(n, K) costs or latencies of texts of these lengths (n, 1), from multiples of what such texts usually take."""
+    found: Floats = np.maximum(multiple, MIN_MULTIPLE) * np.maximum(line[0] + line[1] * length, 0)
+    return np.asarray(np.maximum(found, line[2]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +76,7 @@ class ChoiceModel:
     reader: ContextReader
     outcomes: OutcomeModel
     table: OptionTable
-    lines: Mapping[str, Floats]  # of cost and latency: (2, K) per call, and per character of the text
+    lines: Mapping[str, Floats]  # of cost and latency: (3, K) per call, per character of the text, the least observed
     between: float  # standard error with which a description predicts an option's mean score
     unit_usd: float  # mean cost of the best single option: what costs are weighed in
     best_single: str
@@ -94,8 +100,8 @@ class ChoiceModel:
         found = dict(zip(self.kinds, self.outcomes.expect(features), strict=True))
         if self.lines:
             length = self.length(contexts)[:, None]
-            for kind, (base, slope) in self.lines.items():
-                found[kind] = np.maximum(found[kind], MIN_MULTIPLE) * np.maximum(base + slope * length, 0)
+            for kind, line in self.lines.items():
+                found[kind] = amount(found[kind], line, length)
         for kind in SHARES:
             if kind in found:
                 found[kind] = found[kind].clip(0, 1)
@@ -107,6 +113,9 @@ class ChoiceModel:
         mixed = {kind: table @ offered.mix.T for kind, table in found.items()}
         if COST in mixed:
             mixed[COST] = mixed[COST] * offered.price
+        for kind, own in offered.declared.items():
+            if kind in mixed:
+                mixed[kind] = np.where(offered.is_new & np.isfinite(own), own, mixed[kind])
         variance = np.square(error) @ np.square(offered.mix.T) + np.where(offered.is_new, self.between**2, 0)
         return Expectation(
             score=mixed.pop(SCORE),
@@ -141,11 +150,14 @@ class ChoiceModel:
         cls, tensors: Mapping[str, NDArray[Any]], about: Mapping[str, Any], encoder: TextEncoder
     ) -> ChoiceModel:
         try:
+            lines = {kind: tensors[f"lines.{kind}"] for kind in about["lines"]}
+            if any(len(line) != 3 for line in lines.values()):
+                raise ValueError("lines of costs without the least observed")
             return cls(
                 reader=ContextReader.from_state(under("reader.", tensors), about["reader"], encoder),
                 outcomes=OutcomeModel.from_state(under("outcomes.", tensors), about["outcomes"]),
                 table=OptionTable.from_state(tensors["options"], about["table"]),
-                lines={kind: tensors[f"lines.{kind}"] for kind in about["lines"]},
+                lines=lines,
                 between=about["between"],
                 unit_usd=about["unit_usd"],
                 best_single=about["best_single"],

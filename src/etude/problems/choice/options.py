@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.contracts.option import Option, read_options
+from etude.contracts.option import DECLARED, Option, read_options
 from etude.contracts.ports import TextEncoder
 from etude.text.sentence import sentences
 
@@ -28,6 +28,7 @@ class Offered:
     is_new: NDArray[np.bool_]  # (n,)
     mix: Floats  # (n, K): the known option, or the mixture that a new one is like
     price: Floats  # (n,) list prices, as multiples of those of the most similar known option
+    declared: Mapping[str, Floats]  # by kind of outcome, (n,) what an option says of itself; nan where it does not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,8 @@ class OptionTable:
         mix, is_new = self.mixture(options, encoder), ~np.isin([option.name for option in options], self.names)
         alike = [self.options[i] for i in mix.argmax(1).tolist()]
         price = np.array([price_ratio(option, old) for option, old in zip(options, alike, strict=True)])
-        return Offered(values=values, options=options, is_new=is_new, mix=mix, price=price)
+        declared = {kind: np.array([option.numbers.get(kind, np.nan) for option in options]) for kind in DECLARED}
+        return Offered(values=values, options=options, is_new=is_new, mix=mix, price=price, declared=declared)
 
     def mixture(self, options: Sequence[Option], encoder: TextEncoder) -> Floats:
         """(n, K): each option as a mixture of the known ones: itself, or those that its description is like."""

@@ -6,17 +6,20 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.contracts.decision import Decision, DecisionRequest, Expected, LoggedDecision, Preferences
-from etude.contracts.errors import DataError
-from etude.contracts.option import Option
+from etude.contracts.arguments import read_context as check_context
+from etude.contracts.arguments import read_preferences, read_required_count
+from etude.contracts.decision import Decision, DecisionRequest, Expected, LoggedDecision, NoOptionError, Preferences
+from etude.contracts.errors import ConfigError, DataError
+from etude.contracts.option import DECLARED, Option, check_offer, exceeds, limits, option_name, read_options, why_not
 from etude.contracts.plain import plain
 from etude.contracts.policy import SAMPLED
+from etude.contracts.suggestions import nearest
 from etude.learning.artefact import Artefact
 from etude.learning.explore import Explore, probabilities
 from etude.problems.choice.contexts import read_context
@@ -104,27 +107,37 @@ class ChoicePolicy:
     ) -> Decision:
         """Choose among `options`, by default those it knows: `.action` is the option, with `.propensity`, and
         `.expected` what is expected of each."""
-        try:
-            preferences = msgspec.convert(
-                {
-                    "quality_weight": quality_weight,
-                    "max_cost_usd": max_cost_usd,
-                    "max_latency_ms": max_latency_ms,
-                    "region": region,
-                    "allowed": None if allowed is None else tuple(allowed),
-                },
-                Preferences,
-            )
-        except msgspec.ValidationError as error:
-            raise DataError(f"preferences are not valid: {error}") from error
-        given = None if options is None else tuple(options)
-        return self.decide(DecisionRequest(context=context, options=given, preferences=preferences, seed=seed))
+        preferences = read_preferences(
+            quality_weight=quality_weight,
+            max_cost_usd=max_cost_usd,
+            max_latency_ms=max_latency_ms,
+            region=region,
+            allowed=allowed,
+        )
+        if options is not None:
+            check_offer(options)
+        for name in preferences.allowed or ():
+            names = [option_name(one) for one in options] if options is not None else self.model.table.names
+            if name not in names:
+                raise DataError(f"allowed has {name!r}, which is none of the options{nearest(name, names)}")
+        request = DecisionRequest(
+            context=check_context(context),
+            options=None if options is None else tuple(options),
+            preferences=preferences,
+            seed=read_required_count("seed", seed),
+        )
+        return self.decide(request)
 
     def decide(self, request: DecisionRequest) -> Decision:
         scored = self.score(request.context, request.options, request.preferences)
         if not scored.probability.sum() > 0:
-            why = "; ".join(f"{name}: {reason}" for name, reason in scored.masked.items())
-            raise DataError(f"no option of {self.problem!r} may be chosen ({why}): offer others, or allow more")
+            names: dict[str, list[str]] = {}
+            for name, reason in scored.masked.items():
+                names.setdefault(reason, []).append(name)
+            why = "; ".join(f"{', '.join(same)}: {reason}" for reason, same in names.items())
+            raise NoOptionError(
+                f"no option of {self.problem!r} may be chosen ({why}): offer others, or allow more", scored.expected()
+            )
         at = _draw(scored.probability, request.seed)
         action = scored.options[at].name if request.options is None else request.options[at]
         free = [value for i, value in enumerate(scored.values) if scored.options[i].name not in scored.masked]
@@ -180,9 +193,13 @@ class ChoicePolicy:
     def offer(self, options: Sequence[Any]) -> Offered:
         """Read once per list of options: agents offer the same ones again and again."""
         try:
-            return self._offers(msgspec.json.encode(options))
+            encoded = msgspec.json.encode(options)
         except (TypeError, ValueError):  # no JSON
+            read_options(options)
             return self.model.table.offer(plain(options), self.model.reader.encoder)
+        if b"null" in encoded:  # as JSON writes a number that is not finite
+            read_options(options)
+        return self._offers(encoded)
 
     @cached_property
     def _offers(self) -> Callable[[bytes], Offered]:
@@ -191,29 +208,34 @@ class ChoicePolicy:
 
 
 def masks(options: Sequence[Option], chars: int, expectation: Expectation, preferences: Preferences) -> dict[str, str]:
-    """Why an option may not be chosen, by name, for those that may not."""
+    """Why an option may not be chosen, by name, for those that may not: by what it says of itself, by its context
+    length, or by what it is expected to cost and take."""
     found: dict[str, str] = {}
-    cost, latency = (expectation.other.get(kind) for kind in (COST, LATENCY))
+    limited = {kind: (limit, expectation.other.get(kind)) for kind, limit in limits(preferences).items()}
     for i, option in enumerate(options):
-        limit = min((option.numbers[key] for key in LENGTHS if key in option.numbers), default=None)
-        regions = option.words.get("regions", option.words.get("region"))
-        if preferences.allowed is not None and option.name not in preferences.allowed:
-            found[option.name] = "it is not among the allowed options"
-        elif option.numbers.get("available") == 0:
-            found[option.name] = "it is not available"
-        elif preferences.region is not None and regions is not None and preferences.region not in regions:
-            found[option.name] = f"it is in {', '.join(regions)}, not in {preferences.region}"
-        elif limit is not None and chars * TOKENS_PER_CHAR > limit:
-            found[option.name] = f"its context of {limit:,.0f} tokens is too short for {chars:,} characters"
-        elif preferences.max_cost_usd is not None and cost is not None and cost[0, i] > preferences.max_cost_usd:
-            found[option.name] = f"its expected cost of {cost[0, i]:.3g} USD is above {preferences.max_cost_usd:g}"
-        elif (
-            preferences.max_latency_ms is not None
-            and latency is not None
-            and latency[0, i] > preferences.max_latency_ms
-        ):
-            found[option.name] = f"its expected {latency[0, i]:,.0f} ms are above {preferences.max_latency_ms:g}"
+        reason = why_not(option, preferences) or _too_long(option, chars)
+        for kind, (limit, table) in limited.items():
+            reason = reason or _too_much(option, kind, None if table is None else float(table[0, i]), limit)
+        if reason is not None:
+            found[option.name] = reason
     return found
+
+
+def _too_long(option: Option, chars: int) -> str | None:
+    limit = min((option.numbers[key] for key in LENGTHS if key in option.numbers), default=None)
+    if limit is None or chars * TOKENS_PER_CHAR <= limit:
+        return None
+    return f"its context of {limit:,.0f} tokens is too short for {chars:,} characters"
+
+
+def _too_much(option: Option, kind: str, expected: float | None, limit: float) -> str | None:
+    """Why an option may exceed a limit of cost or latency; without an expectation it has to say what it costs."""
+    if expected is None:
+        if any(key in option.numbers for key in DECLARED[kind]):
+            return None
+        return f"its {kind} is not known: give it with the option, or learn from outcomes that have it"
+    shown = f"cost of {expected:.3g} USD is" if kind == COST else f"{expected:,.0f} ms are"
+    return f"its expected {shown} above {limit:g}" if exceeds(expected, limit) else None
 
 
 def _draw(probability: Floats, seed: int) -> int:
@@ -228,6 +250,8 @@ def load(artefact: Artefact, *, explore: Explore | None = None) -> ChoicePolicy:
     from etude.learning.saved_settings import read_own
     from etude.problems.choice.state import read_model
 
+    if explore not in (None, *get_args(Explore)):
+        raise ConfigError(f"explore is {explore!r}: expected one of {', '.join(get_args(Explore))}")
     return ChoicePolicy(
         model=read_model(artefact),
         config=read_own(ChoiceSettings, artefact.manifest.settings, source=artefact.path).choice,

@@ -10,7 +10,10 @@ from pathlib import Path
 import msgspec
 
 from etude.contracts.formats import fixed, percent, plain, signed, usd, whole
+from etude.problems.choice.explain import Past
+from etude.problems.choice.rows import SCORE
 from etude.problems.choice.state import read_model
+from etude.problems.choice.typical import Typical
 from etude.reports.blocks import Section, Strong, Tile, View, table, view
 from etude.reports.charts import Level, Line, Point, line_chart
 from etude.reports.page import Page
@@ -26,6 +29,8 @@ SHORT = {AT_SINGLE: "same score"}
 """Names of points, where they would cover the line."""
 MAX_OPTIONS = 8
 """Options with a column of their own."""
+SIMILAR = 3
+"""Past decisions that are shown for a context."""
 NB = "\N{NO-BREAK SPACE}"
 
 
@@ -85,6 +90,7 @@ class Findings:
     has_costs: bool
     groups: Sequence[Group]
     calibration: Sequence[Bin]
+    typical: Sequence[Typical] = ()
 
 
 # Pages
@@ -157,7 +163,8 @@ def tiles(found: Findings) -> list[Tile]:
     if found.has_costs:
         note = f"of {found.best_single}’s cost, at a score of {score(cheap.score)}"
         made.append(Tile("the same score for", percent(cheap.cost_share), note))
-        made.append(Tile("AIQ", score(found.aiq), "mean of the best score for each budget"))
+        note = f"AIQ: mean best score within budgets from the cheapest option’s cost to {found.best_single}’s"
+        made.append(Tile("score over all budgets", score(found.aiq), note))
     return made
 
 
@@ -170,6 +177,7 @@ def sections(found: Findings) -> list[Section]:
             body=[view(f"{__package__}:choices.html.jinja", choices=found.choices, colours=COLOURS, digits=DIGITS)],
         ),
         _who_gets_what(found),
+        *([_what_speaks(found.typical)] if found.typical else []),
         _calibration(found.calibration),
     ]
     return [*([_curve(found)] if found.has_costs else []), *made]
@@ -221,6 +229,32 @@ def _who_gets_what(found: Findings) -> Section:
         note += f" The {len(names)} options that are chosen most are shown, of {len(share)}."
     body = view(f"{__package__}:groups.html.jinja", found=found, names=names, share=share, digits=DIGITS)
     return Section(title="Who gets what, and why", name="groups", note=note, body=[body])
+
+
+def _what_speaks(typical: Sequence[Typical]) -> Section:
+    note = (
+        "Contexts for which the policy chooses an option, in the middle of the kinds that it is chosen for most, and "
+        "what speaks for it and not for the next best: the number is by how much the difference of the two utilities "
+        "falls without a word, or with an average in place of a category or number. Past decisions are the most "
+        "similar ones that it learned from, with the scores of the two options."
+    )
+    body = view(f"{__package__}:typical.html.jinja", typical=typical, visible=_visible, similar=_similar, digits=DIGITS)
+    return Section(title="What speaks for an option?", name="typical", note=note, body=[body])
+
+
+def _visible(effects: Mapping[str, float]) -> dict[str, float]:
+    """Without those that are shown as 0."""
+    return {name: effect for name, effect in effects.items() if round(effect, DIGITS)}
+
+
+def _similar(one: Typical) -> list[str]:
+    """The most similar past decisions besides the row itself."""
+    others = [past for past in one.why.similar if past.source != one.source][:SIMILAR]
+    return [f"{past.source}: {_scores(past)}" for past in others]
+
+
+def _scores(past: Past) -> str:
+    return ", ".join(f"{name} {score(known[SCORE])}" for name, known in past.outcomes.items() if SCORE in known)
 
 
 def _calibration(bins: Sequence[Bin]) -> Section:

@@ -19,14 +19,18 @@ from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import DataError
 from etude.contracts.option import Option, option_name, read_options
 from etude.contracts.ports import Example
-from etude.contracts.suggestions import nearest
-from etude.contracts.trajectory import Trajectory, rating_scores
+from etude.contracts.suggestions import did_you_mean, nearest
+from etude.contracts.trajectory import Trajectory
 from etude.problems.choice.contexts import TEXT, is_finite, read_context
 
 SCORE, SUCCESS, QUALITY, COST, LATENCY = KINDS = ("score", "success", "quality", "cost_usd", "latency_ms")
 """Kinds of outcome. The score is what is maximised; the others are known besides."""
 CHUNK = 4096
 """Rows that are read at a time."""
+MAX_AMOUNT = 1e12
+"""Maximum magnitude of an outcome: a few of that size would decide everything."""
+MAX_NUMBER = 1e100
+"""Maximum magnitude of a number of a context: squares of larger ones are beyond any float."""
 DESCRIBED_IN = ("options.json", "catalogue.json")
 """Names of files that describe the options of a replay file next to them."""
 
@@ -60,7 +64,10 @@ class Unused:
         self.first.setdefault(reason, where)
 
     def sentences(self) -> list[str]:
-        return [f"{many:,} rows are not used: {self.first[reason]}" for reason, many in self.reasons.items()]
+        return [
+            f"{many:,} {'row is' if many == 1 else 'rows are'} not used: {self.first[reason]}"
+            for reason, many in self.reasons.items()
+        ]
 
     def check(self, source: object) -> None:
         if not self.used:
@@ -141,7 +148,11 @@ class ReplayFile:
             raise _RowError("no JSON", f"{where}: {error}: expected one JSON object per line") from error
         if not isinstance(found, dict):
             raise _RowError("no object", f"{where} is {found!r:.60}: expected a JSON object with context and outcomes")
-        context = _checked(lambda: _replay_context(found, where), "context")
+        context = _context(lambda: _replay_context(found, where), where)
+        if not context or context.get(TEXT, "x") == "":
+            raise _RowError(
+                "no context", f"{where}: there is no context: expected `context`, or `instruction` with a text"
+            )
         outcomes = found.get("outcomes")
         if not isinstance(outcomes, dict) or not outcomes:
             raise _RowError("no outcomes", f"{where}: outcomes is {outcomes!r:.60}: expected {{option: {{score: …}}}}")
@@ -149,13 +160,21 @@ class ReplayFile:
         if found.get("options") is not None:
             offered = _checked(lambda: read_options(found["options"], where=f"{where}: options"), "options")
         names = {option.name for option in offered} if offered is not None else self.known
-        read = {}
-        for name, outcome in outcomes.items():
+        read = dict[str, dict[str, float]]()
+        for key, outcome in outcomes.items():
+            name = option_name(key)
+            if not name:
+                raise _RowError("option without a name", f"{where}: outcomes has {key!r}: expected an option's name")
+            if name in read:
+                raise _RowError(
+                    "two outcomes of one option",
+                    f"{where}: outcomes has {name!r} twice, with other spaces around it: leave one of them out",
+                )
             if names is not None and name not in names:
                 raise _RowError(
                     "option that was not offered",
-                    f"{where}: outcomes has {name!r}, which was not offered{nearest(name, sorted(names))}: add it to "
-                    "the options, or leave its outcome out",
+                    f"{where}: outcomes has {name!r}, which was not offered: {did_you_mean(name, sorted(names))}add "
+                    "it to the options, or leave its outcome out",
                 )
             read[name] = _outcome(outcome, f"{where}: outcomes.{name}")
         propensity = found.get("propensity")
@@ -184,39 +203,55 @@ def _checked(read: Callable[[], Any], reason: str) -> Any:
         raise _RowError(reason, str(error)) from error
 
 
+def _context(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
+    context: dict[str, Any] = _checked(read, "context")
+    for key, value in context.items():
+        if isinstance(value, float) and abs(value) > MAX_NUMBER:
+            raise _RowError(
+                "number of a context that is too large",
+                f"{where}: context.{key} is {value!r}: expected at most {MAX_NUMBER:g}; use a larger unit, or "
+                "leave it out",
+            )
+    return context
+
+
 def _replay_context(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """`context`, or `instruction` with `task_type`."""
     if "context" in found:
-        context = read_context(found["context"], where=f"{where}: context")
-    else:
-        given = {TEXT: found.get("instruction"), "task_type": found.get("task_type")}
-        context = read_context(given, where=where)
-    if not context or context.get(TEXT, "x") == "":
-        raise DataError(f"{where}: there is no context: expected `context`, or `instruction` with a text")
-    return context
+        return read_context(found["context"], where=f"{where}: context")
+    return read_context({TEXT: found.get("instruction"), "task_type": found.get("task_type")}, where=where)
 
 
 def _outcome(given: Any, where: str) -> dict[str, float]:
     if isinstance(given, bool | int | float):
         given = {SCORE: given}
     if not isinstance(given, dict):
-        raise _RowError("outcome", f"{where} is {given!r:.60}: expected {{score, cost_usd, latency_ms}}")
+        raise _RowError("no outcome", f"{where} is {given!r:.60}: expected {{score, cost_usd, latency_ms}}")
     found = {}
     for kind, value in given.items():
         if value is None:
             continue
         if kind not in KINDS:
-            raise _RowError("outcome", f"{where}.{kind} is no kind of outcome{nearest(kind, KINDS)}")
+            raise _RowError("unknown kind of outcome", f"{where}.{kind} is no kind of outcome{nearest(kind, KINDS)}")
         if not isinstance(value, bool | int | float) or not is_finite(value):
-            raise _RowError("outcome", f"{where}.{kind} is {value!r:.60}: expected a finite number")
-        if kind in (COST, LATENCY) and value < 0:
-            raise _RowError("outcome", f"{where}.{kind} is {value!r}: expected 0 or more")
-        found[kind] = float(value)
+            raise _RowError("outcome that is no number", f"{where}.{kind} is {value!r:.60}: expected a finite number")
+        found[kind] = _amount(kind, value, where)
     if SCORE not in found:
         if SUCCESS not in found and QUALITY not in found:
-            raise _RowError("outcome", f"{where} has no score: expected score, success or quality")
+            raise _RowError("no score", f"{where} has no score: expected score, success or quality")
         found[SCORE] = found.get(SUCCESS, found.get(QUALITY, 0.0))
     return found
+
+
+def _amount(kind: str, value: float, where: str) -> float:
+    if kind in (COST, LATENCY) and value < 0:
+        raise _RowError("negative cost or latency", f"{where}.{kind} is {value!r}: expected 0 or more")
+    if abs(value) > MAX_AMOUNT:
+        raise _RowError(
+            "outcome that is too large",
+            f"{where}.{kind} is {value!r}: expected at most {MAX_AMOUNT:g}; use a larger unit, or leave the row out",
+        )
+    return float(value)
 
 
 def _check_propensity(propensity: Any, where: str) -> None:
@@ -264,7 +299,7 @@ class LoggedRows:
 
     def _row(self, example: Example, decision: LoggedDecision) -> Row:
         where = f"trajectory {example.trajectory.id}"
-        context = _checked(lambda: read_context(decision.context, where=f"{where}: context"), "context")
+        context = _context(lambda: read_context(decision.context, where=f"{where}: context"), where)
         offered = _checked(lambda: read_options(decision.eligible, where=f"{where}: eligible"), "options")
         chosen = option_name(decision.action)
         if chosen not in {option.name for option in offered}:
@@ -286,17 +321,18 @@ class LoggedRows:
 
     def _outcomes(self, example: Example, where: str) -> dict[str, float]:
         trajectory = example.trajectory
-        known = _known(trajectory)
+        known = _known(trajectory, example.rating)
         score = example.reward if self.score == "reward" else known.get(self.score)
         if score is None or not math.isfinite(score):
             raise _RowError("no outcome", f"{where}: its {self.score} is not known (yet)")
-        return {SCORE: float(score), **known}
+        outcomes = {SCORE: score, **known}
+        return {kind: _amount(kind, value, f"{where}: outcome") for kind, value in outcomes.items()}
 
 
-def _known(trajectory: Trajectory) -> dict[str, float]:
+def _known(trajectory: Trajectory, rating: float | None) -> dict[str, float]:
+    """By kind; quality is the mean of the scores that were reported and of the mean rating."""
     outcome = trajectory.outcome
-    ratings = [score for rating in trajectory.feedback for score in rating_scores(rating)]
-    quality = [*(outcome.quality or {}).values(), *ratings]
+    quality = [*(outcome.quality or {}).values(), *([] if rating is None else [rating])]
     known = {
         SUCCESS: None if outcome.success is None else float(outcome.success),
         QUALITY: sum(quality) / len(quality) if quality else None,

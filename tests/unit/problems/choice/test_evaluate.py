@@ -92,6 +92,7 @@ def test_a_policy_is_judged_without_bias_on_what_was_tried(model: ChoiceModel) -
         rows.append(Row(context=row.context, outcomes={name: row.outcomes[name]}, propensity=propensity))
     found, expected = recorded(model, rows)
     assert not found.complete
+    assert found.baselines(0).keys() == {"best_single", "cheapest", "random"}  # an oracle would know all outcomes
     picks = found.picks(model, expected, 1.0)
     truth, _ = recorded(model, whole)
     at = np.arange(4000)

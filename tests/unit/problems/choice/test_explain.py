@@ -142,10 +142,36 @@ def test_a_context_without_text_has_no_words() -> None:
     why = explain(policy, DecisionRequest(context={"tier": "gold"}), "a")
     assert why is not None
     assert why.words_for == why.words_against == Words(effects={}, together=0)
+    assert list(why.entries) == ["tier: gold"]
+    assert why.entries["tier: gold"] == pytest.approx(0.5, abs=0.05)  # for an average context a and b are the same
     both = {"tier": "gold", "text": "Gold rush"}
     assert without(policy.model, both, {"gold"}) == {"tier": "gold", "text": " rush"}  # a category is no text
     assert why.mean is not None
     assert why.mean.outcomes["a"]["score"] == pytest.approx(1)
+
+
+def test_a_category_decides_and_not_the_words_or_a_number() -> None:
+    rng, rows = random.Random(0), []
+    for i in range(300):
+        context = {
+            "tier": ("gold", "basic")[i % 2],
+            "text": f"please write {rng.choice(SUBJECTS)}",
+            "size": float(i % 7),
+        }
+        scores = {"a": float(context["tier"] == "gold"), "b": 0.5}
+        rows.append(Row(context=context, outcomes={name: {"score": s} for name, s in scores.items()}, group=str(i)))
+    trained = fit_choice(lambda: iter([rows]), NGramEncoder(), ChoiceConfig())
+    policy = ChoicePolicy(model=trained.model, config=ChoiceConfig(), artefact_version="v1")
+    why = explain(policy, DecisionRequest(context=rows[0].context), "a")
+    assert why is not None
+    assert next(iter(why.entries)) == "tier: gold"
+    assert why.entries["tier: gold"] > 0.3
+    assert abs(why.entries.get("size: 0", 0)) < 0.05
+    assert abs(why.words_for.together) < 0.1
+    untiered = {key: value for key, value in rows[0].context.items() if key != "tier"}
+    other = explain(policy, DecisionRequest(context=untiered), "a")
+    assert other is not None
+    assert "tier: gold" not in other.entries
 
 
 def test_a_continued_choice_remembers_later_rows(policy: ChoicePolicy) -> None:

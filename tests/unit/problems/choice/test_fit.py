@@ -249,6 +249,104 @@ def test_a_new_option_is_learned_about_when_it_is_tried() -> None:
     assert again.table.names == model.table.names
 
 
+def test_what_a_new_option_costs_is_learned_from_its_own_rows() -> None:
+    """`gold` costs far more than any known option, `dust` far less; `wordy` grows with the text."""
+    rng, texts = random.Random(0), ["word " * length for length in range(1, 41)]
+
+    def make(names: dict[str, float]) -> list[Row]:
+        rows = []
+        for i, text in enumerate(texts * 3):
+            outcomes = {n: {"score": float(rng.random() < 0.5), "cost_usd": c} for n, c in names.items()}
+            if "gold" in names:
+                outcomes["wordy"] = {"score": 0.0, "cost_usd": 0.5 * len(text)}
+            rows.append(Row(context={"text": text}, outcomes=outcomes, group=str(i)))
+        return rows
+
+    known = {"a": 0.01, "b": 0.001}
+    model = continue_choice(
+        fit(make(known)).model, parts(make({**known, "gold": 2.0, "dust": 1e-7}), 30), ChoiceConfig()
+    ).model
+    for text in ("word " * 2, "word " * 30):
+        costs = dict(zip(model.table.names, model.expect([{"text": text}]).cost()[0].tolist(), strict=True))
+        assert costs == pytest.approx(
+            {"a": 0.01, "b": 0.001, "gold": 2.0, "dust": 1e-7, "wordy": 0.5 * len(text)}, rel=0.1
+        )
+    again = continue_choice(model, parts(make({**known, "gold": 2.0, "dust": 1e-7})), ChoiceConfig()).model
+    assert again.lines["cost_usd"] == pytest.approx(model.lines["cost_usd"])
+
+
+def test_costs_that_the_earlier_policy_does_not_know_are_not_dropped_silently() -> None:
+    rows = make_rows(60)
+    without = [replace(row, outcomes={name: {"score": o["score"]} for name, o in row.outcomes.items()}) for row in rows]
+    first = fit(without).model
+    trained = continue_choice(first, parts(rows), ChoiceConfig())
+    assert trained.model.kinds == ("score",)
+    (remark,) = trained.remarks
+    assert "has not learned cost_usd" in remark
+    assert continue_choice(first, parts(without), ChoiceConfig()).remarks == ()
+
+
+# Few outcomes
+
+
+def test_one_lucky_outcome_does_not_win() -> None:
+    lucky = Row(context={"tier": "gold", "size": 0.5}, outcomes={"rare": {"score": 1.0, "cost_usd": 0.1}}, group="x")
+    trained = fit([*make_rows(300), lucky])
+    model = trained.model
+    assert chosen(model) == RIGHT
+    assert model.best_single != "rare"
+    assert 0.7 < trained.value <= 1
+    assert trained.plain_value < 0.6
+    assert any("Fewer than 10 outcomes are known of rare (1)" in remark for remark in trained.remarks)
+    assert trained.held_out is not None
+    taken, expected = trained.held_out
+    picks = expected.careful(expected.utility(1.0, 1.0), 1.0).argmax(1)
+    assert "rare" not in {model.table.names[pick] for pick in picks}
+    assert len(taken) == 301
+    later = continue_choice(fit(make_rows(300)).model, parts([*make_rows(50, seed=1), lucky]), ChoiceConfig())
+    assert chosen(later.model) == RIGHT
+    assert later.model.best_single != "rare"
+    assert any("rare (1)" in remark for remark in later.remarks)
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_values_are_within_the_scores_that_occur(seed: int) -> None:
+    """Nearly all choices score 1, and outcomes are weighted by propensities: some estimates are above 1."""
+    rng, rows = random.Random(seed), []
+    for i in range(60):
+        odd = bool(i % 2)
+        p = {"a": 0.3, "b": 0.7} if odd else {"a": 0.7, "b": 0.3}
+        (name,) = rng.choices(list(p), list(p.values()))
+        outcome = {"score": float((name == "a") == odd) if rng.random() < 0.9 else 0.0}
+        context = {"tier": "odd" if odd else "even"}
+        rows.append(Row(context=context, outcomes={name: outcome}, propensity=p[name], group=str(i)))
+    trained = fit(rows)
+    assert 0.4 < trained.plain_value < trained.value <= 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_too_few_rows_cannot_be_judged(count: int) -> None:
+    trained = fit(make_rows(count))
+    assert all(np.isnan(x) for x in (trained.value, trained.plain_value, trained.z))
+    (remark,) = trained.remarks
+    assert "cannot be judged by cross-validation: that needs at least 10 rows" in remark
+    assert fit(make_rows(10)).value >= 0
+
+
+def test_rows_of_one_context_cannot_be_judged() -> None:
+    rows = [replace(row, context={"tier": "gold"}, group="gold") for row in make_rows(40)]
+    trained = fit(rows)
+    assert np.isnan(trained.value)
+    assert any("more than one context" in remark for remark in trained.remarks)
+
+
+def test_options_that_come_or_go_are_named_with_their_lines() -> None:
+    rows = make_rows(60, names="ab") + make_rows(60, names="bc")
+    rows = [replace(row, source=f"line {i + 1}") for i, row in enumerate(rows)]
+    (remark,) = [one for one in fit(parts(rows, 50)).remarks if "change" in one]
+    assert remark.endswith("These occur: a not after line 60; c not before line 61.")
+
+
 # Partial outcomes
 
 
@@ -287,6 +385,16 @@ def test_partial_outcomes_without_propensities_are_remarked_on() -> None:
     assert "no propensities" in remark
 
 
+def test_propensities_that_do_not_fit_are_remarked_on() -> None:
+    halved = [replace(row, propensity=(row.propensity or 1) / 2) for row in sampled_rows(600)]
+    (remark,) = fit(halved).remarks
+    assert "The propensities do not fit: for a policy that always chooses " in remark
+    (remark,) = continue_choice(fit(sampled_rows(600)).model, parts(halved), ChoiceConfig()).remarks
+    assert "The propensities do not fit" in remark
+    (remark,) = fit([replace(row, propensity=1.0) for row in sampled_rows(600)]).remarks
+    assert "All propensities are 1: nothing was explored" in remark
+
+
 def test_rows_to_arrays() -> None:
     rows = [
         Row(context={}, outcomes={"a": {"score": 1.0}}, propensity=0.25, options=(Option(name="a"), Option(name="c"))),
@@ -322,12 +430,13 @@ def test_costs_grow_with_the_text() -> None:
     ]
     place = {"a": 0, "b": 1, "c": 2, "d": 3}
     seen = observe(rows, place, ("score", "cost_usd"), np.ones(4)).kind(1)
-    base, slope = _line(seen, length, 4)
+    base, slope, least = _line(seen, length, 4)
     assert base[:2] == pytest.approx([2, 10], abs=0.5)
     assert slope[:2] == pytest.approx([0.5, 0], abs=0.02)
     assert slope[2] == 0
     assert base[2] == pytest.approx(costs[:, 2].mean())
-    assert (base[3], slope[3]) == pytest.approx((costs.mean(), 0))  # never tried: what is usual
+    assert (base[3], slope[3], least[3]) == pytest.approx((costs.mean(), 0, 0))  # never tried: what is usual
+    assert least[:3] == pytest.approx(costs.min(0))
 
 
 def test_expected_costs_depend_on_the_length_and_are_never_negative() -> None:
@@ -340,4 +449,6 @@ def test_expected_costs_depend_on_the_length_and_are_never_negative() -> None:
     short, long = model.expect([{"text": "word " * 5}]).cost()[0], model.expect([{"text": "word " * 50}]).cost()[0]
     assert short == pytest.approx([0.025, 0.05], rel=0.25)
     assert long == pytest.approx([0.25, 0.05], rel=0.25)
-    assert (model.expect([{"text": ""}]).cost() >= 0).all()
+    least = min(row.outcomes["a"]["cost_usd"] for row in rows)
+    assert model.expect([{"text": ""}]).cost()[0] == pytest.approx([least, 0.05], rel=0.25)
+    assert model.expect([{"text": ""}]).cost()[0, 0] >= least

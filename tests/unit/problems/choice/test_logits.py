@@ -53,6 +53,7 @@ class Logged:
     reward: float
     context: str
     weight: float = 1.0
+    rating: float | None = None
 
 
 @dataclass(frozen=True)

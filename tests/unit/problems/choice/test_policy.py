@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from etude.contracts.decision import Decision, DecisionRequest, Preferences
-from etude.contracts.errors import CheckpointError, DataError
+from etude.contracts.errors import CheckpointError, ConfigError, DataError
 from etude.contracts.option import Option
 from etude.learning.artefact import Artefact, write_artefact
 from etude.problems.choice.fit import fit_choice
@@ -183,8 +183,8 @@ def test_between_equals_the_cheaper() -> None:
     [
         ({"max_cost_usd": 0.025}, {"solver": "its expected cost of 0.03 USD is above 0.025"}),
         ({"max_latency_ms": 600}, {"solver": "its expected 900 ms are above 600"}),
-        ({"region": "us"}, {"solver": "it is in eu, not in us"}),  # the clerk says nothing of regions
-        ({"allowed": ["poet", "clerk"]}, {"solver": "it is not among the allowed options"}),
+        ({"region": "us"}, {"solver": "its regions are eu, without 'us'"}),  # the clerk says nothing of regions
+        ({"allowed": ["poet", "clerk"]}, {"solver": "it is not among allowed"}),
     ],
 )
 def test_what_may_not_be_chosen_says_why(policy: ChoicePolicy, wanted: dict[str, Any], masked: dict[str, str]) -> None:
@@ -198,6 +198,78 @@ def test_what_may_not_be_chosen_says_why(policy: ChoicePolicy, wanted: dict[str,
     assert set(decision.logged[0].eligible) == {"poet", "clerk"}
     sampled = [replace(policy, explore="epsilon").choose(FORMAL, **wanted, seed=seed).action for seed in range(60)]
     assert set(sampled) == {"poet", "clerk"}
+
+
+def test_a_limit_that_is_just_kept_rules_nothing_out() -> None:
+    rows = [
+        replace(row, outcomes={name: {**o, "cost_usd": 0.001} for name, o in row.outcomes.items()})
+        for row in make_rows(60)
+    ]
+    model = fit_choice(lambda: iter([rows]), NGramEncoder(), ChoiceConfig()).model
+    policy = ChoicePolicy(model=model, config=ChoiceConfig(), artefact_version="v")
+    decisions = [policy.choose(row.context, max_cost_usd=0.001) for row in rows]
+    assert {about.masked for decision in decisions for about in decision.expected.values()} == {None}
+    assert all(policy.choose(row.context, max_cost_usd=0.00101).expected["poet"].masked is None for row in rows)
+    with pytest.raises(DataError, match=r"its expected cost of 0\.001 USD is above 0\.00099"):
+        policy.choose(FORMAL, max_cost_usd=0.00099)
+
+
+@pytest.fixture(scope="module")
+def unpriced() -> ChoicePolicy:
+    """It knows neither costs nor latencies."""
+    rows = [
+        replace(row, outcomes={name: {"score": o["score"]} for name, o in row.outcomes.items()})
+        for row in make_rows(300)
+    ]
+    model = fit_choice(lambda: iter([rows]), NGramEncoder(), ChoiceConfig()).model
+    return ChoicePolicy(model=model, config=ChoiceConfig(), artefact_version="v")
+
+
+def test_a_limit_that_cannot_be_kept_is_not_ignored(unpriced: ChoicePolicy) -> None:
+    for limit, kind in (("max_cost_usd", "cost_usd"), ("max_latency_ms", "latency_ms")):
+        with pytest.raises(
+            DataError, match=f"clerk, poet, solver: its {kind} is not known: give it with the option, or"
+        ):
+            unpriced.choose(FORMAL, **{limit: 1.0})  # type: ignore[arg-type]
+    assert unpriced.choose(FORMAL).action == "solver"
+
+
+def test_options_may_say_what_they_cost_and_take(unpriced: ChoicePolicy) -> None:
+    offer = [
+        {"name": "solver", "cost_usd": 5},
+        {"name": "poet", "usd_per_call": 3.0},
+        {"name": "clerk", "cost_usd": 0.1},
+        "other",
+    ]
+    decision = unpriced.choose(FORMAL, options=offer, max_cost_usd=1)
+    assert decision.action is offer[2]
+    assert {name: about.masked for name, about in decision.expected.items()} == {
+        "solver": "its cost_usd is 5, above max_cost_usd 1",
+        "poet": "its usd_per_call is 3, above max_cost_usd 1",
+        "clerk": None,
+        "other": "its cost_usd is not known: give it with the option, or learn from outcomes that have it",
+    }
+    quick = unpriced.choose(FORMAL, options=[{"name": "solver", "latency_ms": 900}, {"name": "poet", "latency_ms": 5}],
+                            max_latency_ms=10)  # fmt: skip
+    assert quick.expected["solver"].masked == "its latency_ms is 900, above max_latency_ms 10"
+
+
+def test_the_larger_of_what_is_said_and_learned_counts(policy: ChoicePolicy) -> None:
+    offer = [{"name": "solver", "cost_usd": 0.0001}, {"name": "poet", "cost_usd": 7.0}, {"name": "clerk"}]
+    expected = policy.choose(FORMAL, options=offer, max_cost_usd=0.025).expected
+    assert "its expected cost of 0.03" in (expected["solver"].masked or "")
+    assert expected["poet"].masked == "its cost_usd is 7, above max_cost_usd 0.025"
+    assert expected["poet"].cost_usd == pytest.approx(0.02, rel=0.1)  # as it was learned
+    assert expected["clerk"].masked is None
+
+
+def test_a_new_option_is_expected_to_cost_and_take_what_it_says(policy: ChoicePolicy) -> None:
+    like = {"description": "mathematics and proofs, step by step"}
+    offer = [{"name": "silent", **like}, {"name": "new", **like, "cost_usd": 5.0, "latency_ms": 7.0}]
+    expected = policy.choose(FORMAL, options=offer).expected
+    assert (expected["new"].cost_usd, expected["new"].latency_ms) == (5.0, 7.0)
+    assert expected["silent"].cost_usd == pytest.approx(0.03, rel=0.2)
+    assert policy.choose(FORMAL, options=offer, max_cost_usd=1.0).action is offer[0]
 
 
 def test_a_context_too_long_or_an_option_that_is_not_available(policy: ChoicePolicy) -> None:
@@ -215,24 +287,41 @@ def test_a_context_too_long_or_an_option_that_is_not_available(policy: ChoicePol
 def test_if_nothing_may_be_chosen_it_says_why(policy: ChoicePolicy) -> None:
     with pytest.raises(DataError, match="no option of 'choice' may be chosen") as error:
         policy.choose(FORMAL, max_latency_ms=100, region="us", allowed=["poet", "solver"])
-    for reason in ("clerk: it is not among", "poet: its expected 500 ms are above 100", "solver: it is in eu"):
+    for reason in ("clerk: it is not among", "poet: its expected 500 ms are above 100", "solver: its regions are eu"):
         assert reason in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"quality_weight": 2}, "preferences are not valid: .*quality_weight"),
-        ({"max_cost_usd": -1}, "preferences are not valid: .*max_cost_usd"),
+        ({"quality_weight": 2}, "quality_weight is 2: expected a number from 0 to 1"),
+        ({"max_cost_usd": -1}, "max_cost_usd is -1: expected a finite number of at least 0 USD"),
+        ({"max_latency_ms": float("inf")}, "max_latency_ms is inf: expected"),
+        ({"region": 5}, "region is 5: expected a text"),
+        ({"allowed": 5}, "allowed is 5: expected a list of names"),
+        ({"allowed": ["poet", "pot"]}, "allowed has 'pot', which is none of the options: did you mean 'poet'?"),
+        ({"allowed": ["poet"], "options": ["a"]}, "allowed has 'poet', which is none of the options"),
+        ({"options": "ab"}, "options is 'ab': expected a list of names"),
+        ({"options": {"a": 1}}, "options is {'a': 1}: expected a list of names"),
+        ({"options": {"a"}}, "options is {'a'}: expected a list of names"),
+        ({"options": 5}, "options is 5: expected a list of names"),
         ({"options": ["a", "a"]}, r"options\[1\] has the name 'a'"),
         ({"options": []}, "options is empty"),
+        ({"options": ["a", object()]}, r"options\[1\] is <object object .*: it has no name"),
+        ({"options": [{"name": "a", "price": float("nan")}]}, r"options\[0\]\.price is nan: expected a finite number"),
         ({"context": [1]}, r"context is \[1\]"),
-        ({"context": {"x": object}}, r"context\.x is <class 'object'>"),
+        ({"context": {"x": object}}, r"context\['x'\] is <class 'object'>"),
+        ({"seed": "x"}, "seed is 'x': expected a whole number of at least 0"),
     ],
 )
 def test_a_request_that_is_not_valid_is_refused(policy: ChoicePolicy, given: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         policy.choose(**given)
+
+
+def test_numbers_of_numpy_are_numbers(policy: ChoicePolicy) -> None:
+    for given, same in ((np.float32(3), 3.0), (np.int64(3), 3), ({"tokens": np.float64(3)}, {"tokens": 3.0})):
+        assert policy.choose(given) == policy.choose(same)
 
 
 # Options
@@ -272,10 +361,14 @@ def test_a_new_option_is_expected_to_do_what_those_like_it_did(policy: ChoicePol
 
 def test_a_new_option_is_taken_if_it_is_clearly_better() -> None:
     e = Expectation(
-        score=np.array([[0.5, 0.55], [0.5, 0.8]]), error=np.full((2, 2), 0.1), other={}, count=np.array([9.0, 0.0])
+        score=np.array([[0.5, 0.55], [0.5, 0.8]]), error=np.full((2, 2), 0.1), other={}, count=np.array([90.0, 0.0])
     )
-    assert e.careful(e.utility(1.0, 1.0), 1.0).argmax(1).tolist() == [0, 1]
     assert e.utility(1.0, 1.0).argmax(1).tolist() == [1, 1]
+    for few in (0.0, 1.0, 9.0):
+        e = replace(e, count=np.array([90.0, few]))
+        assert e.careful(e.utility(1.0, 1.0), 1.0).argmax(1).tolist() == [0, 1]
+    e = replace(e, count=np.array([90.0, 10.0]))
+    assert e.careful(e.utility(1.0, 1.0), 1.0).argmax(1).tolist() == [1, 1]
 
 
 def test_a_policy_doubts_new_options_unless_it_explores(policy: ChoicePolicy) -> None:
@@ -401,6 +494,11 @@ def test_an_artefact_gives_the_policy_back(policy: ChoicePolicy, tmp_path: Path)
     assert back.model.best_single == policy.model.best_single
     assert back.model.frontier.score == pytest.approx(policy.model.frontier.score)
     assert load(artefact, explore="epsilon").version == f"{artefact.version}+sampled"
+
+
+def test_a_way_to_explore_that_is_unknown_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="explore is 'zzz': expected one of none, epsilon, softmax"):
+        load(Artefact(tmp_path), explore="zzz")  # type: ignore[arg-type]
 
 
 def test_an_artefact_that_lacks_something_is_refused(model: ChoiceModel) -> None:

@@ -45,6 +45,7 @@ def test_the_page_of_a_run_shows_what_folds_expect(place: Path, found: Findings)
         "Cost and quality",
         "All ways to choose",
         "Who gets what, and why",
+        "What speaks for an option?",
         "Do expectations hold?",
         "Options",
     ]
@@ -69,12 +70,34 @@ def test_groups_and_calibration_add_up(found: Findings) -> None:
     assert all(one.ci95[0] <= one.recorded <= one.ci95[1] for one in found.calibration)
 
 
+def test_the_words_and_past_decisions_that_speak_for_an_option_are_shown(place: Path, found: Findings) -> None:
+    assert len(found.typical) > 1
+    assert len({(one.why.chosen, one.group) for one in found.typical}) == len(found.typical)
+    for one in found.typical:
+        assert found.groups[0].options[one.why.chosen]
+        assert one.why.similar
+    page = Page(write_curve(place / "typical.html", found, run="run"))
+    speaks = " ".join(cell["text"] for cell in page.find("tr", within="typical"))
+    for one in found.typical:
+        assert one.source in speaks
+        for word, effect in one.why.words_for.effects.items():
+            assert round(effect, 3) == 0 or word in speaks
+        others = [past for past in one.why.similar if past.source != one.source]
+        assert others[0].source in speaks
+    assert not _find_rows(replace(found, typical=()), place)
+
+
+def _find_rows(found: Findings, place: Path) -> list[dict[str, str]]:
+    return Page(write_curve(place / "none.html", found, run="run")).find("tr", within="typical")
+
+
 def test_an_evaluation_draws_the_same_sections(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ("evaluate", place / "run", "--replay", place / "test.jsonl", "--plot", place / "page.html")
     measured = json_output(capsys, *args)
     page = Page(place / "page.html")
     assert [h["text"] for h in page.find("h2")][:1] == ["Cost and quality"]
     assert len(page.find("tr", within="groups")) <= 12
+    assert page.find("tr", within="typical")
     assert f"{measured['score']:.3f}" in page.text
     assert f"{measured['baselines'][SINGLE]['score']:.3f}" in page.text
 

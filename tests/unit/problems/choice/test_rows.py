@@ -13,7 +13,7 @@ import pytest
 from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import DataError
 from etude.contracts.option import Option
-from etude.contracts.trajectory import Outcome, Rating, Trajectory
+from etude.contracts.trajectory import Outcome, Trajectory
 from etude.experience.datasets import Example
 from etude.problems.choice import rows as module
 from etude.problems.choice.rows import LoggedRows, ReplayFile, Row, Rows, find_options, read_options_file
@@ -112,21 +112,71 @@ BAD: list[tuple[str, Any, str]] = [
     ("no JSON", "[" * 100_000, "line 2: "),
     ("no object", "[1, 2]", r"line 2 is \[1, 2\]: expected a JSON object"),
     ("no object", "3", "line 2 is 3: expected a JSON object"),
-    ("context", {"outcomes": {"a": 1}}, "line 2: there is no context"),
-    ("context", {"context": "", "outcomes": {"a": 1}}, "line 2: there is no context"),
-    ("context", {"context": None, "outcomes": {"a": 1}}, "line 2: there is no context"),
+    ("no context", {"outcomes": {"a": 1}}, "line 2: there is no context"),
+    ("no context", {"context": "", "outcomes": {"a": 1}}, "line 2: there is no context"),
+    ("no context", {"context": None, "outcomes": {"a": 1}}, "line 2: there is no context"),
     ("context", {"context": [1], "outcomes": {"a": 1}}, r"line 2: context is \[1\]: expected a text, a number"),
     ("context", {"context": {"a": {"b": 1}}, "outcomes": {"a": 1}}, r"line 2: context\.a is \{'b': 1\}"),
     ("no outcomes", {"context": "x"}, "line 2: outcomes is None: expected {option"),
     ("no outcomes", {"context": "x", "outcomes": {}}, "line 2: outcomes is {}"),
     ("no outcomes", {"context": "x", "outcomes": [1]}, r"line 2: outcomes is \[1\]"),
-    ("outcome", {"context": "x", "outcomes": {"a": "good"}}, "line 2: outcomes.a is 'good': expected {score"),
-    ("outcome", {"context": "x", "outcomes": {"a": {"scores": 1}}}, "a.scores is no kind of outcome.*'score'"),
-    ("outcome", {"context": "x", "outcomes": {"a": {"score": "1"}}}, "a.score is '1': expected a finite number"),
-    ("outcome", '{"context": "x", "outcomes": {"a": 1' + "0" * 400 + "}}", "a.score is 1000.*expected a finite"),
-    ("outcome", {"context": "x", "outcomes": {"a": {"score": 1, "cost_usd": -1}}}, "a.cost_usd is -1: expected 0 or"),
-    ("outcome", {"context": "x", "outcomes": {"a": {"score": 1, "latency_ms": -0.1}}}, "a.latency_ms is -0.1"),
-    ("outcome", {"context": "x", "outcomes": {"a": {"cost_usd": 1}}}, "a has no score: expected score, success or"),
+    ("no outcome", {"context": "x", "outcomes": {"a": "good"}}, "line 2: outcomes.a is 'good': expected {score"),
+    (
+        "unknown kind of outcome",
+        {"context": "x", "outcomes": {"a": {"scores": 1}}},
+        "a.scores is no kind of outcome.*'score'",
+    ),
+    (
+        "outcome that is no number",
+        {"context": "x", "outcomes": {"a": {"score": "1"}}},
+        "a.score is '1': expected a finite number",
+    ),
+    (
+        "outcome that is no number",
+        '{"context": "x", "outcomes": {"a": 1' + "0" * 400 + "}}",
+        "a.score is 1000.*expected a finite",
+    ),
+    (
+        "negative cost or latency",
+        {"context": "x", "outcomes": {"a": {"score": 1, "cost_usd": -1}}},
+        "a.cost_usd is -1: expected 0 or",
+    ),
+    (
+        "negative cost or latency",
+        {"context": "x", "outcomes": {"a": {"score": 1, "latency_ms": -0.1}}},
+        "a.latency_ms is -0.1",
+    ),
+    ("no score", {"context": "x", "outcomes": {"a": {"cost_usd": 1}}}, "a has no score: expected score, success or"),
+    (
+        "outcome that is too large",
+        {"context": "x", "outcomes": {"a": 1e308}},
+        "a.score is 1e.308: expected at most 1e.12",
+    ),
+    (
+        "outcome that is too large",
+        {"context": "x", "outcomes": {"a": {"score": 1, "cost_usd": 2e12}}},
+        "a.cost_usd is 2000000000000.0: expected at most 1e.12; use a larger unit, or leave the row out",
+    ),
+    (
+        "number of a context that is too large",
+        {"context": {"size": -1e308}, "outcomes": {"a": 1}},
+        r"context\.size is -1e.308: expected at most 1e.100; use a larger unit, or leave it out",
+    ),
+    (
+        "option without a name",
+        {"context": "x", "outcomes": {"": 1, "a": 1}},
+        "outcomes has '': expected an option's name",
+    ),
+    (
+        "option without a name",
+        {"context": "x", "outcomes": {"a": 1, " ": 1}},
+        "outcomes has ' ': expected an option's name",
+    ),
+    (
+        "two outcomes of one option",
+        {"context": "x", "outcomes": {"a": 1, " a": 0}},
+        "outcomes has 'a' twice, with other",
+    ),
     ("propensity", {"context": "x", "outcomes": {"a": 1}, "propensity": 0}, "propensity is 0: .*above 0 and up to 1"),
     ("propensity", {"context": "x", "outcomes": {"a": 1}, "propensity": 1.5}, "propensity is 1.5"),
     ("propensity", {"context": "x", "outcomes": {"a": 1}, "propensity": True}, "propensity is True"),
@@ -139,7 +189,7 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "option that was not offered",
         {"context": "x", "outcomes": {"aa": 1}, "options": ["aaa", "b"]},
-        "outcomes has 'aa', which was not offered.*'aaa'",
+        r"outcomes has 'aa', which was not offered: did you mean 'aaa'\? add it to the options",
     ),
     ("options", {"context": "x", "outcomes": {"a": 1}, "options": ["a", {"price": 1}]}, r"options\[1\] is .*no name"),
     ("options", {"context": "x", "outcomes": {"a": 1}, "options": ["a", "a"]}, r"options\[1\] has the name 'a', as"),
@@ -162,6 +212,17 @@ def test_a_bad_line_is_counted_with_its_reason_and_the_others_are_learned_from(
         read(ReplayFile(write(tmp_path / "bad.jsonl", "", line), None))
     assert "no row can be learned from" in str(error.value)
     assert len(str(error.value)) < 700
+
+
+def test_names_are_read_as_those_of_options_are(tmp_path: Path) -> None:
+    row = line_of(tmp_path, {"context": "x", "outcomes": {" a": 1, "b c ": 0}, "options": ["a ", "b c"]})
+    assert list(row.outcomes) == ["a", "b c"]
+
+
+def test_one_row_is_not_several(tmp_path: Path) -> None:
+    file = ReplayFile(write(tmp_path / "past.jsonl", GOOD, "x"), None)
+    read(file)
+    assert file.unused.sentences()[0].startswith("1 row is not used: ")
 
 
 def test_options_of_a_file_are_those_that_are_offered(tmp_path: Path) -> None:
@@ -213,7 +274,7 @@ def test_a_file_that_holds_no_options_is_named(tmp_path: Path, content: str, mes
 
 
 def example(
-    outcome: Outcome | None = None, *, reward: float = 0.5, ratings: tuple[Rating, ...] = (), **more: Any
+    outcome: Outcome | None = None, *, reward: float = 0.5, rating: float | None = None, **more: Any
 ) -> Example:
     given = {"context": {"mood": "good"}, "eligible": ["a", {"name": "b"}], "action": "b", "propensity": 0.25}
     decision = LoggedDecision(**{"problem": "choice:tone", "policy": "p", **given, **more})
@@ -224,9 +285,8 @@ def example(
         problem="choice:tone",
         decisions=(decision, LoggedDecision(problem="choice:other", policy="p", action=3)),
         outcome=outcome or Outcome(success=True, cost_usd=0.5),
-        feedback=ratings,
     )
-    return Example(trajectory=trajectory, reward=reward, confidence=1.0, weight=1.0, context="c1")
+    return Example(trajectory=trajectory, reward=reward, confidence=1.0, weight=1.0, context="c1", rating=rating)
 
 
 def logged(*examples: Example, score: str = "reward") -> LoggedRows:
@@ -243,11 +303,11 @@ def test_a_logged_decision_is_a_row_with_one_outcome() -> None:
 
 def test_the_score_is_the_reward_success_or_quality() -> None:
     outcome = Outcome(success=False, quality={"judge": 0.6, "tests": 0.9}, latency_ms=7.0)
-    rated = example(outcome, ratings=(Rating(thumbs="up"), Rating(stars=2)))
+    rated = example(outcome, rating=0.75)
     scores = {
         kind: read(logged(rated, score=kind))[0].outcomes["b"]["score"] for kind in ("reward", "success", "quality")
     }
-    assert scores == pytest.approx({"reward": 0.5, "success": 0.0, "quality": (0.6 + 0.9 + 1 + 0.25) / 4})
+    assert scores == pytest.approx({"reward": 0.5, "success": 0.0, "quality": (0.6 + 0.9 + 0.75) / 3})
     assert read(logged(rated))[0].outcomes["b"]["latency_ms"] == 7.0
 
 
@@ -262,6 +322,7 @@ def test_the_score_is_the_reward_success_or_quality() -> None:
         (example(context={"x": {"y": 1}}), "reward", "context", r"context\.x is \{'y': 1\}"),
         (example(Outcome(cost_usd=1.0)), "success", "no outcome", r"its success is not known \(yet\)"),
         (example(Outcome(success=True)), "quality", "no outcome", r"its quality is not known \(yet\)"),
+        (example(reward=1e300), "reward", "outcome that is too large", r"outcome\.score is 1e\+300: expected at most"),
         (example(reward=float("nan")), "reward", "no outcome", r"its reward is not known \(yet\)"),
     ],
 )
