@@ -84,6 +84,7 @@ TORCH_FREE = (
         f"etude.cli.{name}"
         for name in ("choose", "dataset", "experience", "ingest", "redact", "reward", "runs", "schemas")
     ),
+    "etude.cli.orchestrator.label",
     "etude.cli.orchestrator.prepare",
     "etude.problems.table",
 )

@@ -17,7 +17,7 @@ from etude.contracts.decision import DecisionRequest, LoggedDecision
 from etude.contracts.errors import EtudeError, PlanError, WorkersError
 from etude.contracts.ports import AsyncDecider, Decider, Verifier
 from etude.contracts.reward import ExecutionReward
-from etude.contracts.trajectory import Outcome, Trajectory
+from etude.contracts.trajectory import Outcome, SuccessBy, Trajectory
 from etude.contracts.work import Fault, Input, Subtask, Verdict, WorkerError
 from etude.orchestrator.attempts import Attempts, End, Try, max_usd_to_ask
 from etude.orchestrator.crew import TIMEOUT_S, Crew
@@ -25,6 +25,7 @@ from etude.orchestrator.inputs import WorkflowInputs
 from etude.orchestrator.preparation import prepare
 from etude.orchestrator.record import correction_of
 from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
+from etude.orchestrator.verifiers import kind_of
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import named
 from etude.problems.workflow.decisions import PROBLEM, Choice
@@ -125,6 +126,7 @@ class Flow:
     first: Nodes | None = None  # the plan as it was first made
     ended: Literal["done", "failed", "aborted", "cancelled", "deadline"] = "done"
     error: str = ""
+    success_by: SuccessBy | None = "self"  # None where the judge could not be asked
     refused: bool = False  # before the first attempt, since workers cannot be reached
     requests: int = 0  # decisions asked for
     logged_live: Any = None  # the workers' numbers as they were last logged
@@ -375,13 +377,12 @@ class Flow:
             workflow_inputs=self.inputs,
             timeout_s=limit_s,
         )
-        verdict: Verdict | None
+        said: tuple[Verdict, SuccessBy | None] | None
         if refusal := self.attempts.over_budget(max_usd_to_ask(judge, subtask, self._output())):
-            verdict = Verdict(ok=False, reason=f"the judge could not be asked: {refusal}")
+            said = _not_asked(refusal)
         else:
-            verdict = await self._in_time(_judged(judge, subtask, self._output()), limit_s)
-        if verdict is None:
-            verdict = Verdict(ok=False, reason=f"the judge could not be asked: no answer within {limit_s:g} s")
+            said = await self._in_time(_judged(judge, subtask, self._output()), limit_s)
+        verdict, self.success_by = said or _not_asked(f"no answer within {limit_s:g} s")
         self.attempts.judge_usd += verdict.cost_usd
         if not verdict.ok and not self.error:
             self.error = verdict.reason
@@ -419,6 +420,7 @@ class Flow:
         done = sum(step.status == Status.DONE for step in progress.steps)
         outcome = Outcome(
             success=success,
+            success_by=self.success_by,
             ended=self.ended,
             error=self.error[:MAX_ERROR_CHARS] or None,
             cost_usd=progress.spent_usd + self.attempts.judge_usd,
@@ -465,14 +467,18 @@ class Flow:
         return tuple(decisions)
 
 
-async def _judged(judge: Verifier, subtask: Subtask, output: Any) -> Verdict:
-    """The verdict of a judge; a failing judge counts as a no."""
+async def _judged(judge: Verifier, subtask: Subtask, output: Any) -> tuple[Verdict, SuccessBy | None]:
+    """The verdict of a judge, and which kind of judge it is; a failing judge counts as a no."""
     try:
-        return await judge(subtask, output)
+        return await judge(subtask, output), kind_of(judge)
     except (Exception, asyncio.CancelledError) as error:
         why = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
         usd = (error.cost_usd or 0.0) if isinstance(error, WorkerError) else 0.0
-        return Verdict(ok=False, reason=f"the judge could not be asked: {why}", cost_usd=usd)
+        return _not_asked(why, usd)
+
+
+def _not_asked(why: str, usd: float = 0.0) -> tuple[Verdict, None]:
+    return Verdict(ok=False, reason=f"the judge could not be asked: {why}", cost_usd=usd), None
 
 
 def lay_down(plan: Plan, progress: Progress, crew: Crew) -> None:

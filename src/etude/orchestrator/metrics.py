@@ -53,6 +53,8 @@ class Summary:
     violations: dict[str, int]
     ended: dict[str, int]
     planned_by: dict[str, int]  # workflows by the policy of their first plan; `none` where there is none
+    unsuccessful: dict[str, int]  # how those without success ended
+    successes_by: dict[str, int]  # who said so: verifier, judge, person, self, unknown
     corrections_per_workflow: Estimate
     attempts_per_node: Estimate  # that was tried
     workers: dict[str, Calls]  # by name, in the catalogue's order; those that were asked
@@ -78,6 +80,7 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
     """Of executions whose ids are the catalogue's. Of each, a few numbers are held in memory."""
     numbers: defaultdict[str, array[float]] = defaultdict(_numbers)
     violations, ended, planned_by = Counter[str](), Counter[str](), Counter[str]()
+    unsuccessful, successes_by = Counter[str](), Counter[str]()
     workers, types = defaultdict[int, _Calls](_Calls), defaultdict[int, _Calls](_Calls)
     faults = defaultdict[str, _Faults](_Faults)
     for execution in executions:
@@ -88,6 +91,10 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
         violations.update(execution.violations)
         ended[execution.ended] += 1
         planned_by[execution.decisions[0].policy if execution.decisions else NO_PLAN] += 1
+        if execution.success:
+            successes_by[execution.success_by or "unknown"] += 1
+        else:
+            unsuccessful[execution.ended] += 1
         if execution.planner_outputs is not None or execution.violations:
             numbers["valid"].append(is_valid(execution))
         chosen = _corrections(execution)
@@ -113,6 +120,8 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
         violations=dict(violations.most_common()),
         ended=dict(ended.most_common()),
         planned_by=dict(planned_by.most_common()),
+        unsuccessful=dict(unsuccessful.most_common()),
+        successes_by=dict(successes_by.most_common()),
         corrections_per_workflow=estimate_mean(numbers["corrections"]),
         attempts_per_node=estimate_mean(numbers["attempts"]),
         workers=_by_name(workers, [worker.name for worker in catalogue.workers]),

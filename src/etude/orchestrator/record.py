@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from etude.contracts.decision import LoggedDecision
+from etude.contracts.trajectory import SuccessBy
 
 
 class Graph(Struct, frozen=True, kw_only=True):
@@ -69,6 +70,7 @@ class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reward: float = 0.0  # the document's, of this outcome
     ended: str = "done"  # done, aborted, deadline, cancelled, failed
     error: str = ""  # why, where it did not end as it should
+    success_by: SuccessBy | None = None  # who said whether it succeeded; null if unknown
     decisions: tuple[LoggedDecision, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     violations: tuple[str, ...] = ()  # limits that were exceeded: there are none

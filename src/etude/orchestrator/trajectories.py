@@ -129,6 +129,7 @@ def to_execution(trajectory: Trajectory) -> Execution:
         reward=known.get("execution_reward", 0.0),
         ended=outcome.ended,
         error=outcome.error or "",
+        success_by=outcome.success_by,
         decisions=trajectory.decisions,
         nodes=tuple(
             msgspec.convert(node | {"attempts": attempts[i], "parameters": parameters.get(i, {})}, NodeRecord)
@@ -199,6 +200,7 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
         turns=tuple(sorted(found, key=lambda turn: turn.at_ms)),
         outcome=Outcome(
             success=execution.success,
+            success_by=execution.success_by,
             ended=execution.ended if execution.ended in ENDED else "failed",  # type: ignore[arg-type]  # just checked
             error=execution.error or None,
             cost_usd=execution.cost,

@@ -15,6 +15,7 @@ import numpy as np
 
 from etude.contracts.errors import MissingExtraError, WorkersError
 from etude.contracts.ports import Verifier
+from etude.contracts.trajectory import SuccessBy
 from etude.contracts.work import Fault, Subtask, Verdict, WorkerError
 from etude.orchestrator.workers.answers import json_objects
 from etude.orchestrator.workers.callable import (
@@ -349,17 +350,17 @@ class AllOf:
     """All verifiers must agree. They are asked in order, up to the first no; their costs are added up."""
 
     def __init__(self, verifiers: Sequence[Verifier]) -> None:
-        self._verifiers = tuple(verifiers)
-        if not self._verifiers:
+        self.verifiers = tuple(verifiers)
+        if not self.verifiers:
             raise WorkersError("there is no verifier to ask: give at least one")
 
     async def check(self) -> None:
-        for verifier in self._verifiers:
+        for verifier in self.verifiers:
             await verifier.check()
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         cost_usd, verdict = 0.0, Verdict(ok=True)
-        for verifier in self._verifiers:
+        for verifier in self.verifiers:
             try:
                 verdict = await verifier(subtask, output)
             except WorkerError as error:
@@ -372,11 +373,17 @@ class AllOf:
 
     def max_usd(self, subtask: Subtask, output: object) -> float:
         """Maximum cost of all verifiers."""
-        asking = (getattr(verifier, "max_usd", None) for verifier in self._verifiers)
+        asking = (getattr(verifier, "max_usd", None) for verifier in self.verifiers)
         return float(sum(cost(subtask, output) for cost in asking if cost))
 
     async def close(self) -> None:
         """Close the verifiers that can be closed."""
-        for verifier in self._verifiers:
+        for verifier in self.verifiers:
             if close := getattr(verifier, "close", None):
                 await close()
+
+
+def kind_of(verifier: Verifier) -> SuccessBy:
+    """`judge` if only language models are asked, else `verifier`."""
+    asked = verifier.verifiers if isinstance(verifier, AllOf) else (verifier,)
+    return "judge" if all(isinstance(one, JudgeVerifier) for one in asked) else "verifier"

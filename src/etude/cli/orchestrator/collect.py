@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from etude.cli.display import console, print_command, print_json, print_warning
-from etude.cli.orchestrator.execution_display import summary_tables
+from etude.cli.orchestrator.execution_display import success_sentence, summary_tables
 from etude.cli.orchestrator.run import (
     Fallback,
     InputOption,
@@ -25,16 +27,19 @@ from etude.cli.orchestrator.run import (
     WorkersOption,
     check_workers,
     prepare_log,
+    shortened,
 )
 from etude.contracts.errors import LogError
+from etude.contracts.trajectory import Trajectory
 from etude.orchestrator.executor import Orchestrator, Result
 from etude.orchestrator.fallback import MIN_PROBABILITY
 from etude.orchestrator.inputs import Inputs, parse_inputs
-from etude.orchestrator.log import ExecutionLog, read_log
+from etude.orchestrator.log import ExecutionLog, Redact, logs_in, read_log
 from etude.orchestrator.metrics import summarise
 from etude.orchestrator.record import Execution
 from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workplace import Workplace, instructions_for, make_decider, make_workplace, settings_of
+from etude.problems.workflow.decisions import PROBLEM
 
 STEPS = 10
 """Number of progress lines without a terminal."""
@@ -65,6 +70,9 @@ def collect(
     ] = 0.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Number of workflows at a time.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of instructions and random decisions.")] = 0,
+    append: Annotated[
+        bool, typer.Option("--append", help="Log in a folder that also holds workflows of other policies.")
+    ] = False,
     user: UserOption = None,
     unredacted: Unredacted = False,
     strict: Strict = False,
@@ -79,7 +87,8 @@ def collect(
         asked = instructions_for(place, num_executions, file=instructions, seed=seed)
     redact = prepare_log(out, user, unredacted=unredacted)
     with ExecutionLog(out, place.crew.catalogue, redact=redact) as log:
-        there = logged_numbers(out, decider.version)
+        there = logged_numbers(out, decider.version, append=append)
+        _check_instructions(out, there, asked, redact)
         waiting = [(i, text) for i, text in enumerate(asked) if i not in there]
         _announce(out, len(asked), len(waiting), decider.version, place, screen)
         orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
@@ -93,24 +102,48 @@ def collect(
         print_json(summary.to_json())
     for part in summary_tables(summary):
         screen.print(part)
-    screen.print(f"\nnext: etude prepare --logs {escape(str(out))} --out training_data.json", soft_wrap=True)
+    screen.print(f"\n{success_sentence(summary.successes_by)}", soft_wrap=True)
+    screen.print(f"next: etude prepare --logs {escape(str(out))} --out training_data.json", soft_wrap=True)
 
 
-def logged_numbers(folder: Path, version: str) -> set[int]:
-    """The workflows of a collection that are in its log; LogError where another policy decided about them."""
-    there = [execution for execution in logged(folder) if execution.number is not None]
-    others = sorted({execution.policy for execution in there} - {version})
-    if others:
+def logged_numbers(folder: Path, version: str, *, append: bool = False) -> dict[int, str]:
+    """The instructions of this policy's workflows in the log, by number.
+
+    LogError where other policies logged there, unless this one is to be appended.
+    """
+    there, others = dict[int, str](), Counter[str]()
+    for execution in logged(folder):
+        if execution.number is not None and execution.policy == version:
+            there[execution.number] = execution.instruction
+        elif execution.number is not None:
+            others[execution.policy] += 1
+    if others and not append:
         raise LogError(
-            f"{folder}: holds {len(there):,} workflows decided by {', '.join(map(repr, others))}, not by {version!r}: "
-            "log this policy's in another folder"
+            f"{folder}: holds {others.total():,} workflows decided by {', '.join(map(repr, sorted(others)))}, not by "
+            f"{version!r}: choose another folder with --out, or log next to them with --append"
         )
-    return {execution.number for execution in there if execution.number is not None}
+    return there
+
+
+def _check_instructions(folder: Path, there: Mapping[int, str], asked: Sequence[str], redact: Redact | None) -> None:
+    """LogError where the log has other instructions: a collection resumes only with its own."""
+    for number, logged_text in there.items():
+        if number < len(asked) and logged_text != (text := asked[number]):
+            if redact is not None and logged_text == redact(_with_task(text)).task:
+                continue
+            raise LogError(
+                f"{folder}: workflow {number} of its log is {shortened(logged_text)!r}, not {shortened(text)!r}: give "
+                "the instructions and seed that it was collected with, or choose another folder with --out"
+            )
+
+
+def _with_task(text: str) -> Trajectory:
+    return Trajectory(id="unlogged", time=datetime.now(UTC), task=text, problem=PROBLEM)
 
 
 def logged(folder: Path) -> Iterator[Execution]:
     """The executions of a log that were carried out to their end; none where there is no log."""
-    for line in read_log(folder) if any(folder.glob("*.jsonl")) else ():
+    for line in read_log(folder) if logs_in(folder) else ():
         if isinstance(line, Execution) and line.ended != "cancelled":
             yield line
 

@@ -17,8 +17,9 @@ from rich.tree import Tree
 
 from etude.bootstrap.executions import log_redaction, register_log
 from etude.bootstrap.experience import collector
-from etude.cli.display import console, duration, print_json, print_warning
+from etude.cli.display import SAID_BY, console, duration, print_json, print_warning
 from etude.cli.orchestrator.execution_detail import final_plan, standing
+from etude.cli.orchestrator.execution_display import SELF_DECLARED
 from etude.cli.orchestrator.plan import read_stdin
 from etude.contracts.errors import DataError, WorkersError
 from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
@@ -248,6 +249,9 @@ def _conclude(result: Result, screen: Console, place: Workplace) -> None:
     )
     if result.lacks_input and " input" in result.error:
         screen.print("give it an input with --input NAME=FILE or --input NAME=TEXT", soft_wrap=True)
+    if result.success and (by := result.trajectory.outcome.success_by):
+        said = f"success is {SELF_DECLARED}" if by == "self" else f"{SAID_BY[by]} said that it succeeded"
+        screen.print(f"[dim]{said}[/]", soft_wrap=True)
     if result.success and not place.is_simulated:
         outputs = result.output if isinstance(result.output, dict) else {"": result.output}
         for made in outputs.values():

@@ -281,9 +281,50 @@ def test_another_policy_does_not_log_in_the_same_folder(tmp_path: Path, capsys: 
     assert etude("collect", "--num-executions", "4", "--out", out) == 0
     reported = refused(capsys, "collect", "--num-executions", "4", "--out", out, "--policy", "retry")
     assert (
-        f"{out}: holds 4 workflows decided by 'rules', not by 'retry': log this policy's in another folder" in reported
+        f"{out}: holds 4 workflows decided by 'rules', not by 'retry': choose another folder with --out, or log "
+        "next to them with --append" in reported
     )
     assert len(executions(out)) == 4
+    capsys.readouterr()
+    for carried_out in ("carrying out 4 workflows", "4 of 4 workflows are in the log, nothing is left"):
+        assert etude("collect", "--num-executions", "4", "--out", out, "--policy", "retry", "--append") == 0
+        assert carried_out in capsys.readouterr().out
+    assert sorted(e.policy for e in executions(out)) == ["retry"] * 4 + ["rules"] * 4
+
+
+def test_other_instructions_do_not_resume_a_collection(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    asked, out = tmp_path / "asked.txt", tmp_path / "logs"
+    asked.write_text("Count the words of ana@example.com\n")
+    given = ("--workers", workers, "--instructions", asked, "--out", out, "--num-executions", "1")
+    assert etude("collect", *given) == 0
+    assert etude("collect", *given) == 0  # the same, although the log has it redacted
+    asked.write_text(f"{ASKED}\n")
+    reported = refused(capsys, "collect", *given)
+    assert f"{out}: workflow 0 of its log is 'Count the words of [EMAIL_1]', not '{ASKED}'" in reported
+    assert "choose another folder with --out" in reported
+    assert len(executions(out)) == 1
+
+
+def test_who_said_that_it_succeeded(workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    own = "success is self-declared: no verifier of the whole workflow; configure `verify:` in workers.yaml or label"
+    assert etude("run", "rules", ASKED, "--workers", workers, "--log", tmp_path / "log") == 0
+    assert own in capsys.readouterr().out
+    given = ("--workers", workers, "--num-executions", "2", "--out", tmp_path / "own")
+    assert etude("collect", *given) == 0
+    assert own in capsys.readouterr().out
+    workers.write_text(WORKERS + "verify: {regex: '.'}\n")
+    assert etude("run", "rules", ASKED, "--workers", workers, "--log", tmp_path / "log") == 0
+    assert "a verifier said that it succeeded" in capsys.readouterr().out
+    assert [e.success_by for e in executions(tmp_path / "log")] == ["self", "verifier"]
+    assert etude("collect", "--num-executions", "12", "--out", tmp_path / "office") == 0
+    reported = capsys.readouterr().out
+    kept = executions(tmp_path / "office")
+    yes, done = sum(e.success for e in kept), sum(e.ended == "done" and not e.success for e in kept)
+    assert f"successes by who said so: a verifier {yes}" in reported
+    (ended,) = [line for line in reported.splitlines() if line.startswith("how they ended")]
+    assert f"success {yes}" in ended
+    assert f"done without success {done}" in ended
+    assert {e.success_by for e in executions(tmp_path / "office")} == {"verifier"}
 
 
 def test_workflows_that_no_reachable_worker_can_do_are_not_logged(tmp_path: Path, capsys: Captured) -> None:
