@@ -1,8 +1,8 @@
 """Execution logs in, a training file out: of each instruction the plan that did best, as it stood in the end.
 
 A correction that helped becomes part of the plan. Each line is kept or counted under the one reason it is not. Which
-subtasks a plan has is learned from experts, verifiers, judges and people, never from a self-declared success: that
-shows only which worker does which subtask well.
+subtasks a plan has is learned from experts, verifiers, judges, people and language models, never from a self-declared
+success: that shows only which worker does which subtask well.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from etude.contracts.errors import CatalogueError, DataError, PlanError
 from etude.files.durable import replace_file
 from etude.orchestrator.expert_plans import ExpertPlans, key_of
 from etude.orchestrator.labels import Labels, read_labels
+from etude.orchestrator.language_model import PREFIX
 from etude.orchestrator.log import CATALOGUE_FILE, Damaged, Line, log_catalogue, read_lines, same_ids
 from etude.orchestrator.record import Execution, NodeRecord, PlannerOutputs
 from etude.problems.catalogue import Catalogue, read_catalogue
@@ -39,7 +40,7 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     NO_INSTRUCTION = "no instruction"
     NOT_SUCCESSFUL = "not successful"  # nor was any other of the same instruction
-    SELF_DECLARED = "self-declared success"  # no expert, verifier, judge or person vouches for its subtasks
+    SELF_DECLARED = "self-declared success"  # no expert, verifier, judge, person or language model vouches for it
     LEAVES_OUT = "leaves out what was asked"  # task types that the expert has for this or a similar instruction
     NO_TASK_TYPES = "no task types"  # the document's own lines name only the models
     NOTHING_DONE = "nothing done"
@@ -260,7 +261,7 @@ class _Selection:
             self._change(made, Reason.LEAVES_OUT)
             return
         tried = self.tried.setdefault(made.instruction, _Tried())
-        is_self_declared = execution.success_by not in self.trusted
+        is_self_declared = execution.success_by not in self.trusted and not planned_by_model(execution)
         found = _Success(example=made, reward=execution.reward, place=place, is_self_declared=is_self_declared)
         if is_self_declared:
             tried.self_declared[subtasks] = self._better(tried.self_declared.get(subtasks), found)
@@ -321,6 +322,11 @@ def _with_workers(plan: Targets, done: Targets) -> Targets:
         doers[task_type].append(worker)
     workers = tuple(doers[task_type].pop(0) for task_type in plan.task_types)
     return msgspec.structs.replace(plan, model_selections=workers)
+
+
+def planned_by_model(execution: Execution) -> bool:
+    """Whether a language model planned it, and so vouches for its subtasks."""
+    return bool(execution.decisions) and execution.decisions[0].policy.startswith(PREFIX)
 
 
 def _example(execution: Execution, catalogue: Catalogue, max_nodes: int | None) -> Example | Reason:

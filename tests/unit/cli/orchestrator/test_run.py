@@ -456,7 +456,7 @@ def test_a_language_model_to_collect_from(workers: Path, tmp_path: Path, capsys:
         assert (summary["planned_by"], server.requests) == ({version: 5}, 5)
         assert "cannot explore" in refused(capsys, *asked, "--explore", "0.1")
     assert etude("prepare", "--logs", log, "--out", data) == 0
-    assert {tuple(one["targets"]["task_types"]) for one in json.loads(data.read_text())} == {(0, 1)}
+    assert {tuple(one["targets"]["task_types"]) for one in json.loads(data.read_text())} == {("summarise", "count")}
 
 
 def test_a_service_that_is_not_there_is_refused_before_anything_is_logged(
