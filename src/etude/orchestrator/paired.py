@@ -31,7 +31,7 @@ NUMBERS = {"success": ("share", 100.0, "points"), "cost_usd": ("USD", 1.0, "USD"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What became of one instruction with both policies."""
+    """The outcomes of one instruction with both policies."""
 
     instruction: str
     new: Outcome

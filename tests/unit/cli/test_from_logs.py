@@ -348,3 +348,12 @@ def test_self_declared_success_teaches_which_worker_and_not_which_subtasks(datas
     before, after = (read_pretrained(find_policy(Path(run)))[0].weights for run in (first, "runs/a"))
     changed = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
     assert {"worker_query"} <= changed <= {name.rstrip(".") for name in WORKER_HEADS}
+
+
+def test_a_choice_of_workers_is_judged_on_the_test_split(dataset: Path, first: Path, capsys: Captured) -> None:
+    command = ["train", "workflow", "--dataset", dataset, "--checkpoint", first, "--keep", "always", "--out", "runs/w"]
+    assert etude(*command) == 0
+    found = json_output(capsys, "evaluate", "runs/w", "--dataset", dataset)
+    assert found["answer"] in ("better", "not distinguishable", "worse")
+    assert set(found["success"]) == {"count", "mean", "ci95"}
+    assert "difference in success" in output(capsys, "evaluate", "runs/w", "--dataset", dataset)

@@ -26,11 +26,12 @@ from etude.problems.workflow.artefact import load, planner_parts
 from etude.problems.workflow.decisions import PROBLEM, catalogue_id
 from etude.problems.workflow.encode import PolicyContext
 from etude.problems.workflow.grammar import Rules
-from etude.problems.workflow.learn_workers import SELF_DECLARED, learn_workers, read_keep
+from etude.problems.workflow.learn_workers import SELF_DECLARED, learn_workers, own_workers, read_keep
 from etude.problems.workflow.logged import read_logged
 from etude.problems.workflow.network import PlanPolicy
 from etude.problems.workflow.planner import Planner
-from etude.problems.workflow.worker_model import is_verified
+from etude.problems.workflow.verdict import Choices, Verdict, judge
+from etude.problems.workflow.worker_model import is_verified, read_attempts
 
 KEPT = 8
 """Shards that stay in memory once they are read."""
@@ -79,6 +80,20 @@ class WorkflowLogs:
     @property
     def policy(self) -> PlanPolicy:
         return self.planner.policy
+
+    def judge(self, examples: Examples) -> Verdict | None:
+        """The planner's choice of workers compared with the logged one; None if its network chooses them."""
+        planner = self.planner
+        if planner.workers is None:
+            return None
+        attempts = list(read_attempts(example.trajectory for part in examples() for example in part))
+        known = [
+            a for a in attempts if a.task_type in planner.workers.task_types and a.worker in planner.workers.workers
+        ]
+        if not known:
+            raise DatasetError("no attempt by a worker that the planner knows is logged: give other executions")
+        chosen = own_workers(planner, known)
+        return judge(known, Choices(old=[a.worker for a in known], new=chosen, models=[planner.workers] * len(known)))
 
     def shards(self, examples: Examples, *, seed: int = 0, sample: Callable[[], int] = lambda: 0) -> WorkflowShards:
         return WorkflowShards(examples=examples, planner=self.planner, seed=seed, draw=sample)

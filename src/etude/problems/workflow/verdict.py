@@ -56,6 +56,11 @@ class Verdict:
         kept = ("answer", "old_cost_usd", "changed", "changes", "by_whole")
         return {name: getattr(self, name) for name in kept} | numbers
 
+    def rows(self) -> list[tuple[str, float, float, float]]:
+        """Name, difference and 95 % interval, for a table."""
+        named = {"success": self.success, "cost, USD": self.cost_usd, "utility": self.utility}
+        return [(f"difference in {name}", e.mean, e.low, e.high) for name, e in named.items()]
+
     def sentences(self) -> list[str]:
         if not self.changed:
             return ["Verdict: not distinguishable. No subtask gets another worker than before."]
