@@ -5,7 +5,7 @@ them failed. The outcome model of `learning/` says what to expect of every worke
 worker is chosen by what it did at this kind of subtask, and a retry is compared with a switch.
 
 Success is what is known best: that of the whole workflow where a verifier, a judge or a person says so, of the attempt
-alone where nobody does. Either says which worker does a subtask well; neither says which subtasks a plan needs.
+alone where no one does. Either says which worker does a subtask well; neither says which subtasks a plan needs.
 """
 
 from __future__ import annotations
