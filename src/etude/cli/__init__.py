@@ -15,6 +15,7 @@ from etude.cli.lazy import Entry, LazyGroup
 from etude.contracts.errors import EtudeError, MissingExtraError
 
 COMMANDS = {
+    "init": Entry("etude.cli.orchestrator.init:init", "Make a folder of tools and workflows to begin with."),
     "train": Entry("etude.cli.train:app", "Train a policy; an interrupted run resumes where it stopped."),
     "evaluate": Entry("etude.cli.evaluate:evaluate_run", "Measure a policy, with intervals and baselines."),
     "choose": Entry("etude.cli.choose:choose", "Choose among options by a trained policy, and explain the choice."),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from etude.bootstrap.datasets import open_dataset
-from etude.bootstrap.runs import evaluate
 from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
 from etude.contracts.errors import ConfigError
-from etude.learning.requests import EvaluateRequest, Measurement
+
+if TYPE_CHECKING:  # it brings torch, which help does not need
+    from etude.learning.requests import Measurement
 
 
 def evaluate_run(
@@ -65,6 +66,9 @@ def evaluate_run(
         )
     if instructions is None and (against, workers, max_cost) != (None, None, None):
         raise ConfigError("a second policy, --workers and --max-cost go with --instructions, which both carry out")
+    from etude.bootstrap.runs import evaluate
+    from etude.learning.requests import EvaluateRequest
+
     given: dict[str, object] = {
         "data": data,
         "catalogue": catalogue,

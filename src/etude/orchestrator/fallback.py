@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,9 +11,11 @@ from etude.contracts.errors import ConfigError
 from etude.contracts.ports import AsyncDecider
 from etude.orchestrator.record import correction_of
 from etude.problems.catalogue import Catalogue
-from etude.problems.workflow.decide import WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
 from etude.problems.workflow.plan import Limits
+
+if TYPE_CHECKING:
+    from etude.problems.workflow.decide import WorkflowDecider
 
 MIN_PROBABILITY = 0.5
 """Probability of its plan from which a trained planner plans without the fallback."""
@@ -21,6 +23,8 @@ MIN_PROBABILITY = 0.5
 
 def with_fallback(decider: object, other: object, *, min_probability: float = MIN_PROBABILITY) -> FallbackDecider:
     """The decider of a trained planner with a language model as its fallback."""
+    from etude.problems.workflow.decide import WorkflowDecider
+
     if not isinstance(decider, WorkflowDecider) or decider.probability is None:
         version = getattr(decider, "version", decider)
         raise ConfigError(f"{version!r} does not say how probable its plans are: a fallback is for a trained planner")

@@ -112,14 +112,14 @@ def measured(pairs: Sequence[Pair], new: str, old: str, place: Workplace, *, ask
     for name, (unit, factor, said) in NUMBERS.items():
         values = [pair.numbers(name) for pair in pairs]
         news, olds = ([v[i] for v in values] for i in (0, 1))
-        difference = estimate_mean([a - b for a, b in values], [pair.instruction for pair in pairs])
+        difference = _difference(pairs, name)
         each = [estimate_mean(x).mean for x in (news, olds)]
         numbers[name] = {NEW: each[0], OLD: each[1], "difference": difference.to_json()}
         shown = [f"{x:.1%}" if unit == "share" else f"{x * factor:.4g} {unit}" for x in each]
         low, high = difference.low * factor, difference.high * factor
         rows.append((name, *shown, f"{difference.mean * factor:+.3g} {said} [{low:+.3g}, {high:+.3g}]"))
     judged = sorted({str(pair.new.success_by) for pair in pairs})
-    answer = _answer(estimate_mean([a - b for a, b in (pair.numbers("success") for pair in pairs)]))
+    answer = _answer(_difference(pairs, "success"))
     sentences = [f"By success, {new} is {answer} {old}."]
     if judged == ["self"]:
         sentences.append(
@@ -136,6 +136,11 @@ def measured(pairs: Sequence[Pair], new: str, old: str, place: Workplace, *, ask
         rows=tuple(rows),
         sentences=tuple(sentences),
     )
+
+
+def _difference(pairs: Sequence[Pair], name: str) -> Estimate:
+    """New less old; repetitions of an instruction are not independent."""
+    return estimate_mean([new - old for new, old in (p.numbers(name) for p in pairs)], [p.instruction for p in pairs])
 
 
 def _answer(difference: Estimate) -> str:

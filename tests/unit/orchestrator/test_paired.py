@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from etude.contracts.errors import ConfigError
-from etude.orchestrator.paired import carry_out_pairs, measured
+from etude.contracts.trajectory import Outcome
+from etude.orchestrator.paired import Pair, carry_out_pairs, measured
 from etude.orchestrator.workplace import fresh_instructions, make_workplace
 from tests.office import first_phase
 from tests.tiny import etude, json_output, refused
@@ -37,6 +38,16 @@ def test_a_policy_is_not_distinguishable_from_itself_and_the_budget_holds() -> N
     assert any(f"after {len(pairs)} of 30 instructions" in sentence for sentence in found.sentences)
     with pytest.raises(ConfigError, match="raise max-cost"):
         measured([], "rules", "rules", place, asked=30)
+
+
+def test_an_instruction_that_is_repeated_is_one_piece_of_evidence() -> None:
+    right, wrong = Outcome(success=True), Outcome(success=False)
+    repeated = [Pair(instruction=text, new=right, old=old) for text, old in (("a", wrong), ("b", right))] * 20
+    found = measured(repeated, "new", "old", make_workplace(None), asked=40)
+    assert found.json["success"]["difference"]["ci95"][0] < 0
+    assert found.json["answer"] == "not distinguishable from"
+    different = [Pair(instruction=f"{i}", new=pair.new, old=pair.old) for i, pair in enumerate(repeated)]
+    assert measured(different, "new", "old", make_workplace(None), asked=40).json["answer"] == "better than"
 
 
 WORKERS = """

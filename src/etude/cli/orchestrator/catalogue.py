@@ -13,7 +13,6 @@ from etude.cli.display import console
 from etude.contracts.errors import CatalogueError, DataError
 from etude.files.durable import SHARED, replace_file
 from etude.orchestrator.log import same_ids
-from etude.orchestrator.workplace import make_workplace
 from etude.problems.catalogue import Catalogue, read_catalogue
 
 app = typer.Typer(no_args_is_help=True, help="The catalogue: task types and workers.")
@@ -33,6 +32,8 @@ def export(
 
     A training file next to it may name task types and workers as the workers file does.
     """
+    from etude.orchestrator.workplace import make_workplace
+
     found = make_workplace(workers).crew.catalogue
     _check_replaceable(out, found)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -31,15 +31,17 @@ from etude.cli.orchestrator.run import (
 )
 from etude.contracts.errors import LogError
 from etude.contracts.trajectory import Trajectory
-from etude.orchestrator.executor import Orchestrator, Result
 from etude.orchestrator.fallback import MIN_PROBABILITY
 from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact, logs_in, read_log
 from etude.orchestrator.metrics import summarise
 from etude.orchestrator.record import Execution
 from etude.orchestrator.virtual_time import run_virtually
-from etude.orchestrator.workplace import Workplace, instructions_for, make_decider, make_workplace, settings_of
 from etude.problems.workflow.decisions import PROBLEM
+
+if TYPE_CHECKING:  # these bring torch, which help does not need
+    from etude.orchestrator.executor import Orchestrator, Result
+    from etude.orchestrator.workplace import Workplace
 
 STEPS = 10
 """Number of progress lines without a terminal."""
@@ -79,6 +81,9 @@ def collect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Carry out many workflows and log what happened, redacted. If it was interrupted, the same command resumes."""
+    from etude.orchestrator.executor import Orchestrator
+    from etude.orchestrator.workplace import instructions_for, make_decider, make_workplace, settings_of
+
     screen = console(stderr=as_json)
     inputs = parse_inputs(input_ or ())
     with screen.status("reading workers and instructions"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,25 +15,23 @@ from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from etude.bootstrap.executions import log_redaction, register_log
-from etude.bootstrap.experience import collector
 from etude.cli.display import SAID_BY, console, duration, print_json, print_warning
-from etude.cli.orchestrator.execution_detail import final_plan, standing
 from etude.cli.orchestrator.execution_display import SELF_DECLARED
 from etude.cli.orchestrator.plan import read_stdin
 from etude.contracts.errors import DataError, WorkersError
-from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
 from etude.orchestrator.fallback import MIN_PROBABILITY
 from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact
 from etude.orchestrator.virtual_time import run_virtually
-from etude.orchestrator.workers_file import unreachable_workers
-from etude.orchestrator.workplace import Workplace, make_decider, make_workplace, settings_of
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.drawing import to_svg
-from etude.problems.workflow.grammar import Correction
 from etude.problems.workflow.plan import topological_order
-from etude.problems.workflow.progress import Step
+
+if TYPE_CHECKING:  # these bring torch, which help does not need
+    from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
+    from etude.orchestrator.workplace import Workplace
+    from etude.problems.workflow.grammar import Correction
+    from etude.problems.workflow.progress import Step
 
 WorkersOption = Annotated[Path | None, typer.Option(help="YAML file of workers.", show_default="a simulated office")]
 UserOption = Annotated[
@@ -91,6 +89,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the execution as JSON, as in a log.")] = False,
 ) -> None:
     """Plan an instruction, carry out the plan, correct failures."""
+    from etude.orchestrator.executor import Orchestrator
+    from etude.orchestrator.workplace import make_decider, make_workplace, settings_of
+
     screen = console(stderr=as_json)
     inputs = parse_inputs(input_ or ())
     place = make_workplace(workers, settings=settings_of(policy))
@@ -105,6 +106,8 @@ def run(
     if result.refused:
         raise WorkersError(result.error)
     if experience:
+        from etude.bootstrap.experience import collector
+
         collector().publish(result.trajectory)
     if svg is not None:
         _write(svg, drawn(result, place.crew.catalogue))
@@ -118,6 +121,8 @@ def run(
 
 def prepare_log(folder: Path, user: str | None, *, unredacted: bool) -> Redact | None:
     """What redacts its lines; a log that names a user is registered, so that forgetting that user reaches it."""
+    from etude.bootstrap.executions import log_redaction, register_log
+
     if user is not None:
         register_log(folder)
     return None if unredacted else log_redaction()
@@ -149,6 +154,8 @@ def carry_out(
 
 async def check_workers(place: Workplace, *, strict: bool) -> None:
     """Reports workers that cannot be reached, which are then given no work; `strict` refuses to start."""
+    from etude.orchestrator.workers_file import unreachable_workers
+
     if place.file is None or place.is_simulated:
         return
     place.crew.unreachable = found = await unreachable_workers(place.file)
@@ -167,6 +174,8 @@ def _write(path: Path, text: str) -> None:
 
 def drawn(result: Result, catalogue: Catalogue) -> str:
     """A drawing of the final nodes."""
+    from etude.cli.orchestrator.execution_detail import final_plan, standing
+
     nodes = standing(result.execution)
     plan = final_plan(nodes, catalogue, result.execution.instruction)
     return to_svg(plan, status=[node.status for node in nodes])
