@@ -48,7 +48,7 @@ from rich.progress import track
 
 from etude.contracts.option import Option, read_options
 from etude.evidence.intervals import interval
-from etude.problems.choice.explore import probabilities
+from etude.learning.explore import probabilities
 from etude.problems.choice.fit import Trained, continue_choice, fit_choice
 from etude.problems.choice.model import ChoiceModel
 from etude.problems.choice.policy import ChoicePolicy

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from etude.contracts.work import Input
 
 
-def frequent(instruction: str, inputs: Sequence[Input]) -> list[str]:
-    """The five longer words that stand most often in what earlier subtasks made, or else in the instruction."""
-    text = " ".join(str(made.output) for made in inputs) or instruction
-    return [word for word, _ in Counter(re.findall(r"\w{4,}", text.lower())).most_common(5)]
+def frequent(inputs: Sequence[Input], count: int) -> list[str]:
+    """The longer words that stand most often in what earlier subtasks made, or in the inputs of the workflow."""
+    text = " ".join(str(made.output) for made in inputs)
+    return [word for word, _ in Counter(re.findall(r"\w{4,}", text.lower())).most_common(count)]
 
 
 def differ(output: list[str]) -> tuple[bool, str]:

@@ -11,9 +11,11 @@ import asyncio
 import json
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from random import Random
+from threading import Thread
 from typing import Any, cast
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
@@ -201,6 +203,22 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(0.001, self._say, said[size:], closes)
         elif closes:
             self.transport.close()
+
+
+@contextmanager
+def in_thread(server: ChatServer) -> Iterator[ChatServer]:
+    """The server in a thread and event loop of its own, for commands that run in this one."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
+        yield server
+        asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 async def serve(options: dict[str, Any]) -> None:

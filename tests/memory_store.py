@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from threading import RLock
@@ -84,12 +85,14 @@ class MemoryStore:
     def stats(self, where: Where, *, version: int) -> Stats:
         found = self._found(where, version)
         times = [micros(record.trajectory.time) for record in found]
+        outcomes = [record.trajectory.outcome for record in found]
         return stats_of(
             [record.cell(version) for record in found],
             users=len({record.trajectory.user for record in found} - {None}),
             first=min(times, default=None),
             last=max(times, default=None),
             waiting=self._waiting(),
+            successes_by=Counter(outcome.success_by for outcome in outcomes if outcome.success and outcome.success_by),
         )
 
     def _waiting(self) -> int:

@@ -82,9 +82,9 @@ TORCH_FREE = (
     "etude.cli",
     *(
         f"etude.cli.{name}"
-        for name in ("choose", "dataset", "experience", "ingest", "redact", "reward", "runs", "schemas")
+        for name in ("choose", "dataset", "evaluate", "experience", "ingest", "redact", "reward", "runs", "schemas")
     ),
-    "etude.cli.orchestrator.prepare",
+    *(f"etude.cli.orchestrator.{name}" for name in ("catalogue", "collect", "init", "label", "plan", "prepare", "run")),
     "etude.problems.table",
 )
 

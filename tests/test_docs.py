@@ -42,11 +42,13 @@ CONFIGURATION = ROOT / "docs" / "07-configuration.md"
 DOCUMENTS = ROOT / "docs" / "11-documents.md"
 ONE_DECISION = ROOT / "docs" / "12-one-decision.md"
 OWN_PROBLEM = ROOT / "examples" / "own_problem"
+INIT_FILES = SOURCE / "cli" / "orchestrator" / "init_files"
 PAGES = [
     README,
     CONTRIBUTING,
     ROOT / "CHANGELOG.md",
     OWN_PROBLEM / "README.md",
+    INIT_FILES / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 

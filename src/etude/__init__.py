@@ -91,12 +91,13 @@ def load(path: str | Path, **options: Any) -> Any:
     """The policy of a run or an artefact, ready to decide: `etude.load("runs/a").act(observation)`.
 
     A workflow run gives a planner: `etude.load("runs/p1").plan("Summarise the report and mail it")`. A problem's loader
-    may take `options`: `seed=1` where a policy samples. A choice is loaded without torch.
+    may take `options`: `seed=1` where a policy samples. A choice is loaded without torch. `llm:URL#MODEL` is a language
+    model that plans, at an OpenAI-compatible URL; its options are prices and `api_key_env`.
     """
     from etude.bootstrap.policies import load_policy
 
     with _missing_extra():
-        return load_policy(Path(path), **options)
+        return load_policy(path, **options)
 
 
 @contextmanager

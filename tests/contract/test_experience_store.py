@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ class TestClickHouse:
         store = ClickHouseStore(url)
         store._insert("migrations", [(99,)])
         store.close()
-        with pytest.raises(StoreError, match="has version 99, and this Etude knows 2: upgrade it"):
+        with pytest.raises(StoreError, match="has version 99, and this Etude knows 3: upgrade it"):
             ClickHouseStore(url)
 
 
@@ -663,6 +664,7 @@ class TestWhere:
         assert stats.mean_reward == (pytest.approx(sum(totals) / len(totals)) if totals else None)
         assert stats.first == (expected[0].time if expected else None)
         assert stats.last == (expected[-1].time if expected else None)
+        assert stats.successes_by == Counter(e.outcome.success_by or "unknown" for e in expected if e.outcome.success)
 
     @pytest.mark.parametrize("name", NAMED)
     def test_each_condition_tells_some_from_others(self, filled: ExperienceStore, name: str) -> None:
@@ -753,6 +755,7 @@ def some_trajectory(random: Random, name: str) -> Trajectory:
             success=random.choice((True, False, None)),
             cost_usd=random.choice((None, 0.0, 0.25)),
             latency_ms=random.choice((None, 100.0)),
+            success_by=random.choice((None, "self", "person", "verifier")),
         ),
         feedback=random.choice(((), (Rating(comment="ok"),), (Rating(stars=3), Rating(thumbs="down")))),
     )

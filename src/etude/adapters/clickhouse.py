@@ -50,7 +50,7 @@ TABLES = {
         f"id String, time Int64, problem LowCardinality(String), policy {_NAME}, agent {_NAME}, user Nullable(String), "
         f"group {_NAME}, tenant {_NAME}, success Nullable(Bool), cost_usd Nullable(Float64), "
         "latency_ms Nullable(Float64), context String, decisions UInt32, turns UInt32, size UInt64, "
-        f"{_RATINGS}, {_BYTES}"
+        f"{_RATINGS}, success_by {_NAME}, {_BYTES}"
     ),
     "feedback": f"id String, trajectory String, user Nullable(String), time Int64, {_RATINGS}, {_BYTES}",
     "rewards": (
@@ -90,6 +90,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """ALTER TABLE trajectories UPDATE body = concat('{"problem":', toJSONString(toString(problem)), ',',
         substring(body, 2)) WHERE NOT JSONHas(body, 'problem')""",
     ),
+    (f"ALTER TABLE trajectories ADD COLUMN IF NOT EXISTS success_by {_NAME}",),
 )
 """Statements by version, idempotent; existing ones never change, new ones are appended."""
 
@@ -124,6 +125,8 @@ CELL = f"""
     LEFT JOIN (SELECT trajectory, uniqExact(id) AS rewards FROM rewards GROUP BY trajectory) AS n
         ON n.trajectory = t.id
 """
+JUDGED = "t.success_by IS NOT NULL AND t.success = true"
+"""Successes of which it is known who said so."""
 WAITING = "SELECT uniqExact(id) FROM feedback WHERE trajectory NOT IN (SELECT id FROM trajectories)"
 """Ratings without a trajectory."""
 
@@ -250,10 +253,12 @@ class ClickHouseStore:
         cells = [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
         ((waiting,),) = self._select(WAITING)
         if not cells:
-            return stats_of([], users=0, first=None, last=None, waiting=waiting)
+            return stats_of([], users=0, first=None, last=None, waiting=waiting, successes_by={})
         query = f"SELECT uniqExact(t.user), min(t.time), max(t.time) {JOINED} WHERE {condition}"
         ((users, first, last),) = self._select(query, given)
-        return stats_of(cells, users=users, first=first, last=last, waiting=waiting)
+        query = f"SELECT assumeNotNull(t.success_by), count() {JOINED} WHERE {condition} AND {JUDGED} GROUP BY 1"
+        successes_by = dict(self._select(query, given))
+        return stats_of(cells, users=users, first=first, last=last, waiting=waiting, successes_by=successes_by)
 
     def forget(self, user: str) -> list[str]:
         # The digest stays until everything is erased, so that a repeated call after an error returns the ids too.

@@ -122,6 +122,13 @@ EARLY = (
 WAITING = "SELECT count(*) FROM early e WHERE NOT EXISTS (SELECT 1 FROM trajectories t WHERE t.id = e.trajectory)"
 """Feedback whose trajectory has not arrived: only what came before its trajectory is looked up."""
 
+JUDGED = (
+    "ALTER TABLE trajectories ADD COLUMN success_by TEXT",
+    "CREATE INDEX by_judgement ON trajectories (success_by, time) WHERE success_by IS NOT NULL AND success = 1",
+)
+SUCCESSES_BY = "SELECT t.success_by, count(*) {} AND t.success_by IS NOT NULL AND t.success = 1 GROUP BY t.success_by"
+"""Successes by who said so, as far as it is known: the index has no others."""
+
 KEY = f"""
     (t.time - ((t.time % {DAY_US}) + {DAY_US}) % {DAY_US}) / {DAY_US}, t.problem, coalesce(t.policy, ''),
     coalesce(t.success, -1)
@@ -213,19 +220,21 @@ class SqliteStore:
             cells = list(_cells(db, where, version))
             (waiting,) = db.execute(WAITING).fetchone()
             if not cells:
-                return stats_of([], users=0, first=None, last=None, waiting=waiting)
+                return stats_of([], users=0, first=None, last=None, waiting=waiting, successes_by={})
             # The index by user has the times too; for anything else, reading in its order is slower than counting.
             indexed = where == Where(user=where.user, since=where.since, until=where.until)
+            matching = f"{SCORED} WHERE {condition}"
+            successes_by = dict(db.execute(SUCCESSES_BY.format(matching), (version, *values)).fetchall())
             distinct = "count(*) FROM (SELECT DISTINCT t.user {} AND t.user IS NOT NULL)"
             users, first, last = (
-                db.execute(f"SELECT {query}".format(f"{SCORED} WHERE {condition}"), (version, *values)).fetchone()[0]
+                db.execute(f"SELECT {query}".format(matching), (version, *values)).fetchone()[0]
                 for query in (
                     distinct if indexed else "count(DISTINCT t.user) {}",
                     "t.time {} ORDER BY t.time LIMIT 1",
                     "t.time {} ORDER BY t.time DESC LIMIT 1",
                 )
             )
-        return stats_of(cells, users=users, first=first, last=last, waiting=waiting)
+        return stats_of(cells, users=users, first=first, last=last, waiting=waiting, successes_by=successes_by)
 
     def forget(self, user: str) -> list[str]:
         pending = sha256(user.encode("utf-8", "surrogatepass")).digest()
@@ -357,7 +366,18 @@ def _find_early(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=EVENTS), _make_totals, _write_problems, _find_early)
+def _add_judgements(db: sqlite3.Connection) -> None:
+    for statement in JUDGED:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Step, ...] = (
+    partial(run_script, script=EVENTS),
+    _make_totals,
+    _write_problems,
+    _find_early,
+    _add_judgements,
+)
 """Migrations from each version to the next; existing ones never change, new ones are appended."""
 
 
@@ -389,11 +409,11 @@ class _Batch:
         return Stored.NEW
 
     def _trajectory(self, row: Sequence[Any], body: bytes) -> None:
-        insert = "INSERT INTO trajectories VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)"
+        insert = "INSERT INTO trajectories VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)"
         seq = self.db.execute(insert, row).lastrowid
         assert seq is not None
         self.db.execute("INSERT INTO bodies VALUES (?, ?)", (seq, body))
-        id, us, problem, policy, *_, success, cost, latency, _, decisions, turns, size, said, _, _ = row
+        id, us, problem, policy, _, _, _, _, success, cost, latency, _, decisions, turns, size, said, *_ = row
         key = _key(us, problem, policy, success)
         known = (cost or 0.0, cost is not None, latency or 0.0, latency is not None)
         self._count(key, (1, decisions, turns, said, 0, size, *known))

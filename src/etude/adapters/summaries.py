@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, cast
 
@@ -81,6 +81,7 @@ def row_of(event: Event, size: int) -> tuple[Any, ...]:
             *(event.tenant, outcome.success, outcome.cost_usd, outcome.latency_ms),
             *(context_of(event.problem, event.task), len(event.decisions), len(event.turns), size),
             *rating_totals(event.feedback),
+            outcome.success_by,
         )
     if isinstance(event, Feedback):
         return (event.id, event.trajectory_id, event.user, micros(event.time), *rating_totals([event]))
@@ -120,7 +121,16 @@ class Cell(NamedTuple):
     scored: int
 
 
-def stats_of(cells: Sequence[Cell], *, users: int, first: int | None, last: int | None, waiting: int) -> Stats:
+def stats_of(
+    cells: Sequence[Cell],
+    *,
+    users: int,
+    first: int | None,
+    last: int | None,
+    waiting: int,
+    successes_by: Mapping[str, int],  # of those of which it is known
+) -> Stats:
+    unknown = sum(cell.number for cell in cells if cell.success == 1) - sum(successes_by.values())
     groups: dict[tuple[str, str, int], list[Cell]] = {}
     days: Counter[int] = Counter()
     for cell in cells:
@@ -139,6 +149,7 @@ def stats_of(cells: Sequence[Cell], *, users: int, first: int | None, last: int 
         last=None if last is None else moment(last),
         mean_reward=_mean((cell.reward, cell.scored) for cell in cells),
         mean_confidence=_mean((cell.confidence, cell.scored) for cell in cells),
+        successes_by=dict(sorted(successes_by.items())) | ({"unknown": unknown} if unknown else {}),
         groups=tuple(_group(key, some) for key, some in sorted(groups.items())),
         days=tuple((moment(day * DAY_US).date().isoformat(), count) for day, count in sorted(days.items())),
     )

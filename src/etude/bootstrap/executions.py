@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ def log_redaction() -> Callable[[Trajectory], Trajectory]:
 
     def redact(trajectory: Trajectory) -> Trajectory:
         outcome, user = trajectory.outcome, trajectory.user
-        results = [[turn.result, turn.error] for turn in trajectory.turns]
+        results = [[turn.result, turn.error, _parameters(turn)] for turn in trajectory.turns]
         task, error, results = cleaner.value([trajectory.task, outcome.error, results])
         turns = zip(trajectory.turns, results, strict=True)
         return msgspec.structs.replace(
@@ -36,8 +37,13 @@ def log_redaction() -> Callable[[Trajectory], Trajectory]:
     return redact
 
 
-def _with_result(turn: Turn, result: object, error: str | None) -> Turn:
-    return msgspec.structs.replace(turn, result=result, error=error)
+def _parameters(turn: Turn) -> Any:
+    return turn.action.get("parameters") if isinstance(turn.action, dict) else None
+
+
+def _with_result(turn: Turn, result: object, error: str | None, parameters: Any) -> Turn:
+    action = turn.action if parameters is None else turn.action | {"parameters": parameters}
+    return msgspec.structs.replace(turn, action=action, result=result, error=error)
 
 
 def register_log(folder: Path) -> None:

@@ -201,10 +201,14 @@ def evaluate_path(path: str | Path, options: Mapping[str, Any]) -> Measurement:
     return evaluate(request)
 
 
+BESIDES = ("catalogue", "plot", "against", "workers", "max-cost")
+"""Inputs of an evaluation that go with another one."""
+
+
 def evaluate(request: EvaluateRequest) -> Measurement:
     """Evaluate a policy on the dataset of the request, on a problem's own inputs, or in its world."""
     spec = spec_of(request.run, find_policy(request.run).manifest.problem)
-    given = [name for name in request.inputs if name not in ("catalogue", "plot")]
+    given = [name for name in request.inputs if name not in BESIDES]
     if len(given) + (request.dataset is not None) > 1:
         raise ConfigError("a policy is measured on one thing at a time: give one of data, replay and dataset")
     if request.dataset is not None:

@@ -15,13 +15,16 @@ from etude.cli.lazy import Entry, LazyGroup
 from etude.contracts.errors import EtudeError, MissingExtraError
 
 COMMANDS = {
+    "init": Entry("etude.cli.orchestrator.init:init", "Make a folder of tools and workflows to begin with."),
     "train": Entry("etude.cli.train:app", "Train a policy; an interrupted run resumes where it stopped."),
     "evaluate": Entry("etude.cli.evaluate:evaluate_run", "Measure a policy, with intervals and baselines."),
     "choose": Entry("etude.cli.choose:choose", "Choose among options by a trained policy, and explain the choice."),
     "plan": Entry("etude.cli.orchestrator.plan:plan", "Make a plan for an instruction."),
     "run": Entry("etude.cli.orchestrator.run:run", "Plan an instruction, carry out the plan, correct failures."),
     "collect": Entry("etude.cli.orchestrator.collect:collect", "Carry out many workflows and log them."),
+    "label": Entry("etude.cli.orchestrator.label:label", "Say which logged workflows really succeeded."),
     "prepare": Entry("etude.cli.orchestrator.prepare:prepare", "Turn execution logs into a training file."),
+    "catalogue": Entry("etude.cli.orchestrator.catalogue:app", "Write the catalogue of a workers file."),
     "ingest": Entry("etude.cli.ingest:ingest", "Store trajectories and feedback from JSON Lines files."),
     "experience": Entry("etude.cli.experience:app", "Show stored experience, forget users, handle dead letters."),
     "reward": Entry("etude.cli.reward:app", "List, add and explain reward definitions; re-score history."),

@@ -18,10 +18,10 @@ from etude.contracts.errors import ConfigError
 from etude.contracts.formats import fixed, percent, signed, usd, whole
 from etude.contracts.option import option_name
 from etude.contracts.suggestions import nearest
+from etude.learning.explore import Explore
 from etude.learning.run_folder import find_policy
 from etude.problems.choice.contexts import TEXT
 from etude.problems.choice.explain import Explanation, Past, Words, explain
-from etude.problems.choice.explore import Explore
 from etude.problems.choice.policy import ChoicePolicy, load
 from etude.problems.choice.rows import COST, LATENCY, QUALITY, SCORE, SUCCESS, read_offered
 

@@ -18,6 +18,14 @@ from etude.contracts.formats import duration as duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 REDRAWN_S = 0.05
+SAID_BY = {
+    "verifier": "a verifier",
+    "judge": "a language model as judge",
+    "person": "a person",
+    "self": "self-declared",
+    "unknown": "unknown",
+}
+"""Who said whether a task succeeded."""
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from etude.bootstrap.datasets import open_dataset
-from etude.bootstrap.runs import evaluate
 from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
 from etude.contracts.errors import ConfigError
-from etude.learning.requests import EvaluateRequest, Measurement
+
+if TYPE_CHECKING:  # it brings torch, which help does not need
+    from etude.learning.requests import Measurement
 
 
 def evaluate_run(
     run: Annotated[Path, typer.Argument(help="Folder of a run or policy.", show_default=False)],
+    against: Annotated[
+        str | None,
+        typer.Argument(help="With --instructions: the policy to compare it with, a run or a name.", show_default=False),
+    ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(help="Dataset for an off-policy evaluation on its test split: a folder, or s3://…"),
@@ -34,6 +39,16 @@ def evaluate_run(
     plot: Annotated[
         Path | None, typer.Option(help="With --replay: HTML file for a plot of cost against score.")
     ] = None,
+    instructions: Annotated[
+        Path | None,
+        typer.Option(help="For two planners: file of instructions, one per line, that both carry out."),
+    ] = None,
+    workers: Annotated[
+        Path | None, typer.Option(help="With --instructions: workers file.", show_default="a simulated office")
+    ] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(min=0, help="With --instructions: budget in USD for both together.")
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes per policy.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episodes; the same for all policies.")] = 2_000_003,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample actions as in training.")] = False,
@@ -49,7 +64,19 @@ def evaluate_run(
         raise ConfigError(
             "--plot goes with --replay: it draws cost against score; `etude runs plot` draws the curves of a training"
         )
-    given = {"data": data, "catalogue": catalogue, "replay": replay, "plot": plot}
+    if instructions is None and (against, workers, max_cost) != (None, None, None):
+        raise ConfigError("a second policy, --workers and --max-cost go with --instructions, which both carry out")
+    from etude.bootstrap.runs import evaluate
+    from etude.learning.requests import EvaluateRequest
+
+    given: dict[str, object] = {
+        "data": data,
+        "catalogue": catalogue,
+        "replay": replay,
+        "plot": plot,
+        "instructions": instructions,
+    }
+    given |= {"against": against, "workers": workers, "max-cost": max_cost}
     with console(stderr=True).status("evaluating") as status:
         measured = evaluate(
             EvaluateRequest(

@@ -18,7 +18,7 @@ from rich.markup import escape
 from etude.adapters.objects import open_blobs
 from etude.bootstrap.executions import registered_logs
 from etude.bootstrap.experience import experience, now, open_bus, open_outbox
-from etude.cli.display import console, duration, print_json, progress_bar, sparkline, table
+from etude.cli.display import SAID_BY, console, duration, print_json, progress_bar, sparkline, table
 from etude.cli.options import ConfigFile
 from etude.contracts.blobs import BlobStore
 from etude.contracts.errors import ConfigError, DataError, StoreError
@@ -107,6 +107,9 @@ def _print_stats(found: Stats) -> None:
     ]
     columns = ("problem", "policy", "outcome", "trajectories", "reward", "USD", "latency")
     screen.print(table(*columns, rows=rows, right=columns[3:]))
+    said = ", ".join(f"{SAID_BY[by]} {count:,}" for by, count in found.successes_by.items())
+    if said:
+        screen.print(f"successes by who said so: {said}", soft_wrap=True)
     if len(found.days) > 1:
         screen.print(f"by day {sparkline([count for _, count in found.days])} {found.days[0][0]} … {found.days[-1][0]}")
 
@@ -178,7 +181,7 @@ def _print_detail(detail: TrajectoryDetail) -> None:
     if known:
         screen.print(", ".join(known), soft_wrap=True, style="dim")
     for decision in t.decisions:
-        chance = "by a person" if decision.propensity is None else f"propensity {decision.propensity:.3g}"
+        chance = "propensity unknown" if decision.propensity is None else f"propensity {decision.propensity:.3g}"
         screen.print(
             f"  {decision.at_ms:8.0f} ms  {escape(decision.problem)} by {escape(decision.policy)}: "
             f"{escape(_short(decision.action))}  [dim]{chance}[/]",
@@ -190,7 +193,8 @@ def _print_detail(detail: TrajectoryDetail) -> None:
     outcome = t.outcome
     cost = "" if outcome.cost_usd is None else f", {outcome.cost_usd:.4f} USD"
     took = "" if outcome.latency_ms is None else f", {_took(outcome.latency_ms)}"
-    screen.print(f"{_outcome(outcome.success)} ({outcome.ended}{cost}{took})", soft_wrap=True)
+    by = "" if outcome.success_by is None else f", {SAID_BY[outcome.success_by]}"
+    screen.print(f"{_outcome(outcome.success)} ({outcome.ended}{cost}{took}{by})", soft_wrap=True)
     ratings: list[Rating | Feedback] = [*t.feedback, *detail.feedback]
     for rating in ratings:
         parts = [rating.thumbs and f"thumbs {rating.thumbs}", rating.stars and f"{rating.stars} stars", rating.comment]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from etude.bootstrap.experience import Experience, experience
-from etude.cli.display import console, print_json, progress_bar, table
+from etude.cli.display import console, print_json, print_warning, progress_bar, table
 from etude.cli.options import ConfigFile
 from etude.contracts.errors import DataError
 from etude.experience.cleaning_pool import clean_messages
 from etude.experience.files import Convert, read_lines
 from etude.experience.ingest import Counts, ingest_messages
-from etude.orchestrator.log import execution_event, log_catalogue
+from etude.orchestrator.labels import Labels, read_labels
+from etude.orchestrator.log import LABELS_FILE, execution_event, log_catalogue, logs_in
 from etude.problems.catalogue import Catalogue, read_catalogue
 
 SHOWN = 5
@@ -40,19 +41,30 @@ def ingest(
 
     Lines that are not events become dead letters with the reason. Ingesting a file again changes nothing.
     """
+    files = [name for name in files if Path(name).name != LABELS_FILE]  # read with the log next to them
     for name in files:
         if name != "-" and (Path(name).is_dir() or not Path(name).exists()):
             wrong = "is a folder" if Path(name).is_dir() else "there is no such file"
             raise DataError(f"{name}: {wrong}: expected JSON Lines of events, or - for standard input")
     screen = console(stderr=as_json)
     total = sum(Path(name).stat().st_size for name in files if name != "-")
+    labels = _labels(files)
     with experience(config) as opened:
         with progress_bar("ingesting", total or None, screen, in_bytes=True) as advance:
             for name in files:
                 with open(0, "rb", closefd=False) if name == "-" else Path(name).open("rb") as file:
-                    for size in _ingest(opened, file, _convert(name, catalogue)):
+                    for size in _ingest(opened, file, _convert(name, catalogue, labels.get(Path(name).parent))):
                         advance(size)
         _print_counts(opened.caught_up, screen, as_json=as_json)
+    for folder, read in labels.items():
+        if set(logs_in(folder)) <= set(map(Path, files)) and (problem := read.problem()):
+            print_warning(escape(problem), screen)
+
+
+def _labels(files: Sequence[str]) -> dict[Path, Labels]:
+    """The labels next to these logs, by folder."""
+    folders = dict.fromkeys(Path(name).parent for name in files if name != "-")
+    return {folder: labels for folder in folders if (labels := read_labels(folder)).by_id}
 
 
 def _ingest(opened: Experience, file: BinaryIO, convert: Convert) -> Iterator[int]:
@@ -67,8 +79,9 @@ def _ingest(opened: Experience, file: BinaryIO, convert: Convert) -> Iterator[in
         yield size
 
 
-def _convert(name: str, catalogue: Path | None) -> Convert:
+def _convert(name: str, catalogue: Path | None, labels: Labels | None) -> Convert:
     """A function that converts lines of an execution log to trajectories; it reads the catalogue on first use."""
+    change = None if labels is None else labels.apply
     known: list[Catalogue] = []
 
     def convert(line: bytes) -> bytes | None:
@@ -76,7 +89,7 @@ def _convert(name: str, catalogue: Path | None) -> Convert:
             return None
         if not known:
             known.append(read_catalogue(catalogue) if catalogue is not None else log_catalogue(Path(name)))
-        return execution_event(line, known[0])
+        return execution_event(line, known[0], change=change)
 
     return convert
 

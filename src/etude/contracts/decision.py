@@ -100,6 +100,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Version of the policy that decided."""
     logged: tuple[LoggedDecision, ...]
     """Log entries for the trajectory: one, or one per part of an action that was composed step by step."""
+    cost_usd: Amount = 0.0
+    """Cost of deciding in USD, where a paid service was asked."""
     expected: dict[str, Expected] = {}
     """Of a choice: what is expected of each option, by name, where the policy knows."""
 

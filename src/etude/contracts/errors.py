@@ -48,7 +48,11 @@ class CatalogueError(EtudeError):
 
 
 class PlanError(EtudeError):
-    """A plan is not a DAG, does not fit its catalogue, or exceeds its limits."""
+    """A plan is not a DAG, does not fit its catalogue, or exceeds its limits; making it may have cost something."""
+
+    def __init__(self, message: str, *, cost_usd: float = 0.0) -> None:
+        super().__init__(message)
+        self.cost_usd = cost_usd
 
 
 class DataError(EtudeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,20 @@ class Decider(Protocol):
 
     def decide(self, request: DecisionRequest) -> Decision:
         """The decision; DataError if the request is not what the problem expects."""
+
+
+@runtime_checkable
+class AsyncDecider(Decider, Protocol):
+    """A decider that waits for a service, so that an event loop should not wait with it."""
+
+    async def adecide(self, request: DecisionRequest) -> Decision:
+        """As `decide`; it may be cancelled."""
+
+    async def check(self) -> None:
+        """Raises EndpointError, with what to do, if the service cannot be reached."""
+
+    async def close(self) -> None:
+        """Releases all resources; a second call does nothing."""
 
 
 class Example(Protocol):
@@ -111,6 +125,10 @@ class Worker(Protocol):
 
     Up to `concurrency` attempts may run at the same time. An attempt that is cancelled leaves
     nothing behind: no process, no open connection. It may take a moment to end; the executor does not wait for it.
+
+    A worker may also have two methods that cost nothing: `needs_input(task_type)`, whether a subtask of this type is
+    pointless without an input, and `check_subtask(subtask)`, which raises WorkerError for a subtask that it cannot be
+    given. They are called when a subtask is planned, without outputs of earlier ones, and before every attempt.
     """
 
     name: str

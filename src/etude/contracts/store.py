@@ -97,6 +97,8 @@ class Stats(Struct, frozen=True, kw_only=True):
     mean_reward: float | None
     mean_confidence: float | None
     groups: tuple[Group, ...]
+    successes_by: dict[str, int]
+    """Successes by who said so: verifier, judge, person, self, or unknown; without those that are 0."""
     days: tuple[tuple[str, int], ...]
     """Trajectories by day, YYYY-MM-DD in UTC."""
 

@@ -25,6 +25,9 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Time = Annotated[datetime, Meta(tz=True)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Stars = Annotated[int, Meta(ge=1, le=5)]
+SuccessBy = Literal["verifier", "judge", "person", "self"]
+"""Who said whether a task succeeded: a verifier of the whole task, a language model as its judge, a person, or `self`:
+the agent's own report, since all subtasks of its own plan ended well."""
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -60,6 +63,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     success: bool | None = None
     """Whether the task succeeded; null if unknown."""
+    success_by: SuccessBy | None = None
+    """Who said so: verifier, judge, person, or self (all subtasks of its own plan ended well); null if unknown."""
     ended: Literal["done", "failed", "aborted", "cancelled", "deadline"] = "done"
     """Why the task ended."""
     error: str | None = None

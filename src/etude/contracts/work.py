@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from etude.contracts.errors import EtudeError
 
@@ -26,10 +26,26 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """The output of an earlier subtask, passed along an edge of the plan."""
+    """What a subtask works on: the output of an earlier subtask, or an input of the workflow, by its name."""
 
-    task_type: str
+    task_type: str = ""  # of the earlier subtask
     output: Any
+    name: str = ""  # of the input of the workflow
+
+
+class WorkflowInput(Protocol):
+    """An input of the whole workflow."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def value(self) -> Any:
+        """A text, a JSON value, or bytes if it is not UTF-8."""
+
+    @property
+    def path(self) -> str:
+        """Path of a private, read-only file with its content, which exists until the workflow ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +58,9 @@ class Subtask:
     instruction: str  # of the whole workflow
     task_type: str
     description: str = ""  # of the task type
-    inputs: tuple[Input, ...] = ()  # in the order of the nodes it depends on
+    inputs: tuple[Input, ...] = ()  # in the order of the nodes it depends on; the workflow's if it depends on none
+    workflow_inputs: Mapping[str, WorkflowInput] = field(default_factory=dict)  # by name
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the task type
     timeout_s: float | None = None  # time left, for services that take a timeout
 
 

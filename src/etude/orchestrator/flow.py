@@ -14,19 +14,22 @@ from zlib import crc32
 import msgspec
 
 from etude.contracts.decision import DecisionRequest, LoggedDecision
-from etude.contracts.errors import EtudeError, WorkersError
-from etude.contracts.ports import Decider, Verifier
+from etude.contracts.errors import EtudeError, PlanError, WorkersError
+from etude.contracts.ports import AsyncDecider, Decider, Verifier
 from etude.contracts.reward import ExecutionReward
-from etude.contracts.trajectory import Outcome, Trajectory
+from etude.contracts.trajectory import Outcome, SuccessBy, Trajectory
 from etude.contracts.work import Fault, Input, Subtask, Verdict, WorkerError
 from etude.orchestrator.attempts import Attempts, End, Try, max_usd_to_ask
-from etude.orchestrator.corrections import CATEGORY, is_beyond
 from etude.orchestrator.crew import TIMEOUT_S, Crew
+from etude.orchestrator.inputs import WorkflowInputs
+from etude.orchestrator.preparation import prepare
 from etude.orchestrator.record import correction_of
 from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
+from etude.orchestrator.verifiers import kind_of
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import named
 from etude.problems.workflow.decisions import PROBLEM, Choice
+from etude.problems.workflow.faults import CATEGORY, is_beyond
 from etude.problems.workflow.grammar import Correction, Status
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.progress import Live, Progress, Step, to_state
@@ -59,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """An event of a workflow: planned, started, done, failed, corrected, ended."""
+    """An event of a workflow: deciding (where that takes time), planned, started, done, failed, corrected, ended."""
 
     kind: str
     workflow: str
@@ -116,12 +119,14 @@ class Flow:
     given: Plan | None
     number: int | None
     user: str | None
+    inputs: WorkflowInputs = field(default_factory=WorkflowInputs)
     id: str = field(default_factory=lambda: uuid4().hex)
     decisions: list[LoggedDecision] = field(default_factory=list)
     corrected: dict[int, Step] = field(default_factory=dict)  # by decision: the step that had failed
     first: Nodes | None = None  # the plan as it was first made
     ended: Literal["done", "failed", "aborted", "cancelled", "deadline"] = "done"
     error: str = ""
+    success_by: SuccessBy | None = "self"  # None where the judge could not be asked
     refused: bool = False  # before the first attempt, since workers cannot be reached
     requests: int = 0  # decisions asked for
     logged_live: Any = None  # the workers' numbers as they were last logged
@@ -141,6 +146,7 @@ class Flow:
             began_s=self.loop.time(),
             left_behind=self.at.left_behind,
             notify=self._notify,
+            inputs=self.inputs,
         )
         self.at.under_way += 1
         attempts.deadline_s = None if limit_ms is None else self._deadline_s(limit_ms)
@@ -151,8 +157,9 @@ class Flow:
             await self._carry_out()
             attempts.stop()
             success = await self._judge()
-        except EtudeError as error:  # no plan can be made
-            self.ended, self.error, success = "failed", str(error), False
+        except EtudeError as error:  # no plan can be made, or it lacks an input or a parameter
+            self.ended, self.error, success = "deadline" if self._is_late() else "failed", str(error), False
+            self.progress.spent_usd += error.cost_usd if isinstance(error, PlanError) else 0.0
             self.refused = isinstance(error, WorkersError)
         except BaseException as error:
             self.ended, self.error = "failed", f"{type(error).__name__}: {error}"
@@ -167,6 +174,7 @@ class Flow:
             if self.alarm is not None:
                 self.alarm.cancel()
             self.at.crew.end(self.id)
+            self.inputs.close()
         return self._record(success=success), self._output()
 
     def _deadline_s(self, limit_ms: float) -> float:
@@ -184,19 +192,20 @@ class Flow:
             await self._take_turn()
             live = self._live()
             if crew.unreachable:
-                self._check_reachable(live)
-            self._add_steps(self._decide(live), live, at_ms=0.0)
+                await self._check_reachable(live)
+            self._add_steps(await self._decide(live), live, at_ms=0.0)
         else:
             self.given.check(crew.catalogue, self.at.limits)
             lay_down(self.given, self.progress, crew)
             crew.check_reachable(step.task_type for step in self.progress.steps)
         self.first = planned_nodes(self.progress.steps)
         self._notify("planned")
+        await prepare(self.attempts)
 
-    def _check_reachable(self, live: Sequence[Live]) -> None:
+    async def _check_reachable(self, live: Sequence[Live]) -> None:
         """WorkersError if the plan needs a task type that no reachable worker can do."""
         everybody = [worker._replace(available=True) for worker in live]
-        planned = self._request(everybody)
+        planned = await self._request(everybody)
         self.at.crew.check_reachable(
             decision.action["task_type"] for decision in planned if "task_type" in decision.action
         )
@@ -211,9 +220,9 @@ class Flow:
                 await self.at.deciding().acquire()
                 self.loop.call_soon(self.at.deciding().release)
 
-    def _decide(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+    async def _decide(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
         """The policy's decision. Live numbers are logged if they changed since the previous decision."""
-        first, *others = self._request(live)
+        first, *others = await self._request(live)
         context = dict(first.context or {})
         if context.get("live") == self.logged_live:
             context.pop("live", None)
@@ -222,17 +231,29 @@ class Flow:
         self.decisions += logged
         return logged
 
-    def _request(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+    async def _request(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+        """Ask the policy. Nothing else happens meanwhile, unless it waits for a service: then until the deadline."""
         progress = self.progress
         base = crc32(self.id.encode()) if self.number is None else self.number
         request = DecisionRequest(
             context={"instruction": self.instruction, "live": live},
-            state=to_state(progress) if progress.steps or progress.replans else None,
+            state=to_state(progress) if progress.steps or progress.replans or progress.spent_usd else None,
             at_ms=self.attempts.now_ms() if self.first is not None else 0.0,
             seed=SEEDS * (self.at.seed + base) + self.requests,
         )
         self.requests += 1
-        return self.at.decider.decide(request).logged
+        decider = self.at.decider
+        if isinstance(decider, AsyncDecider):
+            self._notify("deciding")
+            decision = await self._in_time(decider.adecide(request), self._time_left_s())
+            if decision is None:
+                raise PlanError(
+                    f"{decider.version} made no plan within {self.at.limits.max_time_ms:g} ms, the time limit"
+                )
+        else:
+            decision = decider.decide(request)
+        progress.spent_usd += decision.cost_usd
+        return decision.logged
 
     def _add_steps(self, planned: Sequence[LoggedDecision], live: Sequence[Live], at_ms: float) -> None:
         for decision in planned:
@@ -273,7 +294,9 @@ class Flow:
         assert end.fault is not None
         step, progress, live = this.step, self.progress, self._live()
         progress.fail(step, CATEGORY[end.fault], unable=is_beyond(end.fault))
-        (decision,) = self._decide(live)
+        if not end.repeatable:  # which makes a retry illegal
+            live = tuple(one._replace(available=one.available and i != step.worker) for i, one in enumerate(live))
+        (decision,) = await self._decide(live)
         self.corrected[len(self.decisions) - 1] = step
         if correction_of(decision) == named(Correction.ABORT):
             self.decisions[-1] = decision = await self._ask(decision, this, end)
@@ -296,9 +319,11 @@ class Flow:
         )
         if correction == Correction.REPLAN:
             self.attempts.failures.clear()
-            planned = self._decide(live)
+            planned = await self._decide(live)
             self._add_steps(planned, live, planned[0].at_ms)
             self._notify("planned")
+        if correction in (Correction.REPLAN, Correction.REPAIR):
+            await prepare(self.attempts)
         if correction == Correction.ABORT:
             task_type = self.at.crew.catalogue.task_types[step.task_type].name
             self.ended, self.error = "aborted", f"{task_type}: {end.message} ({end.fault})"
@@ -327,8 +352,7 @@ class Flow:
             message=end.message,
             options=options,
         )
-        limit_s = None if self.attempts.deadline_s is None else self.attempts.time_for(float("inf"))
-        answer = await self._in_time(self.at.human(question), limit_s)
+        answer = await self._in_time(self.at.human(question), self._time_left_s())
         if answer is None or answer not in options:
             return decision
         action = {"correction": named(answer)}
@@ -350,19 +374,22 @@ class Flow:
             instruction=self.instruction,
             task_type=WORKFLOW,
             inputs=tuple(made),
+            workflow_inputs=self.inputs,
             timeout_s=limit_s,
         )
-        verdict: Verdict | None
+        said: tuple[Verdict, SuccessBy | None] | None
         if refusal := self.attempts.over_budget(max_usd_to_ask(judge, subtask, self._output())):
-            verdict = Verdict(ok=False, reason=f"the judge could not be asked: {refusal}")
+            said = _not_asked(refusal)
         else:
-            verdict = await self._in_time(_judged(judge, subtask, self._output()), limit_s)
-        if verdict is None:
-            verdict = Verdict(ok=False, reason=f"the judge could not be asked: no answer within {limit_s:g} s")
+            said = await self._in_time(_judged(judge, subtask, self._output()), limit_s)
+        verdict, self.success_by = said or _not_asked(f"no answer within {limit_s:g} s")
         self.attempts.judge_usd += verdict.cost_usd
         if not verdict.ok and not self.error:
             self.error = verdict.reason
         return verdict.ok
+
+    def _time_left_s(self) -> float | None:
+        return None if self.attempts.deadline_s is None else self.attempts.time_for(float("inf"))
 
     async def _in_time(self, work: Awaitable[T], limit_s: float | None) -> T | None:
         """The result of an awaitable; None if it does not end in time, then it is cancelled."""
@@ -393,6 +420,7 @@ class Flow:
         done = sum(step.status == Status.DONE for step in progress.steps)
         outcome = Outcome(
             success=success,
+            success_by=self.success_by,
             ended=self.ended,
             error=self.error[:MAX_ERROR_CHARS] or None,
             cost_usd=progress.spent_usd + self.attempts.judge_usd,
@@ -408,6 +436,8 @@ class Flow:
         }
         if self.number is not None:
             known["number"] = self.number
+        if self.inputs:
+            known["inputs"] = self.inputs.described()
         if broken := violations(progress, outcome, self.at.limits, crew):
             known["violations"] = broken
         trajectory = Trajectory(
@@ -418,7 +448,7 @@ class Flow:
             policy=self.at.decider.version,
             user=self.user,
             decisions=self._numbered(),
-            turns=turns(progress, crew.catalogue),
+            turns=turns(progress, crew.catalogue, self.attempts.parameters),
             outcome=outcome,
             metadata=known,
         )
@@ -437,14 +467,18 @@ class Flow:
         return tuple(decisions)
 
 
-async def _judged(judge: Verifier, subtask: Subtask, output: Any) -> Verdict:
-    """The verdict of a judge; a failing judge counts as a no."""
+async def _judged(judge: Verifier, subtask: Subtask, output: Any) -> tuple[Verdict, SuccessBy | None]:
+    """The verdict of a judge, and which kind of judge it is; a failing judge counts as a no."""
     try:
-        return await judge(subtask, output)
+        return await judge(subtask, output), kind_of(judge)
     except (Exception, asyncio.CancelledError) as error:
         why = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
         usd = (error.cost_usd or 0.0) if isinstance(error, WorkerError) else 0.0
-        return Verdict(ok=False, reason=f"the judge could not be asked: {why}", cost_usd=usd)
+        return _not_asked(why, usd)
+
+
+def _not_asked(why: str, usd: float = 0.0) -> tuple[Verdict, None]:
+    return Verdict(ok=False, reason=f"the judge could not be asked: {why}", cost_usd=usd), None
 
 
 def lay_down(plan: Plan, progress: Progress, crew: Crew) -> None:

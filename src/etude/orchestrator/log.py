@@ -2,6 +2,7 @@
 
 executions.jsonl   a whole line is appended or nothing     catalogue.json   task types and workers, in the order of ids
 executions.torn    lines whose writer died over them, cut off when the log was opened again
+labels.jsonl       what people say about the success of executions: see labels.py
 
 What was asked and answered is private: files have mode 0600, folders that are made here 0700.
 """
@@ -35,6 +36,7 @@ from etude.problems.catalogue import Catalogue, read_catalogue
 from etude.problems.workflow.decisions import PROBLEM
 
 LOG_FILE, TORN_FILE, CATALOGUE_FILE = "executions.jsonl", "executions.torn", "catalogue.json"
+LABELS_FILE = "labels.jsonl"
 MAX_LINE_BYTES = 1 << 28
 """What is longer is neither written nor held in memory to be read."""
 BLOCK = 1 << 16
@@ -185,10 +187,16 @@ def log_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise LogError(f"{path}: does not exist: expected a folder of execution logs (*.jsonl), or one of them")
-    found = sorted(file for file in path.glob("*.jsonl") if file.is_file() and not file.name.startswith("."))
+    found = logs_in(path)
     if not found:
         raise LogError(f"{path}: holds no *.jsonl: expected execution logs, as `etude collect --out {path}` makes them")
     return found
+
+
+def logs_in(folder: Path) -> list[Path]:
+    """The logs of a folder by name; labels are none."""
+    named = (file for file in folder.glob("*.jsonl") if file.name != LABELS_FILE and not file.name.startswith("."))
+    return sorted(file for file in named if file.is_file())
 
 
 def log_catalogue(path: Path) -> Catalogue:
@@ -211,14 +219,18 @@ def forget_in_log(folder: Path, users: Collection[str]) -> int:
     """Erase the executions of these users from a folder's logs, and say how many there were.
 
     Each log is replaced as a whole, under the lock of those who append to it. Lines that cannot be read are erased
-    where a user's name is in them. LogError where the folder cannot be opened or another process logs in it.
+    where a user's name is in them, labels with their executions. LogError where the folder cannot be opened or another
+    process logs in it.
     """
     if not folder.is_dir():
         raise LogError(f"{folder}: does not exist: expected a folder of execution logs")
     lock = _lock(folder)
     try:
-        files = [*sorted(folder.glob("*.jsonl")), folder / TORN_FILE]
-        return sum(_forget_in_file(file, users) for file in files if file.is_file())
+        files, gone = [*logs_in(folder), folder / TORN_FILE], set[str]()
+        erased = sum(_forget_in_file(file, users, gone) for file in files if file.is_file())
+        if (labels := folder / LABELS_FILE).is_file():
+            _erase(labels, lambda line: _about(line).id in gone)
+        return erased
     finally:
         os.close(lock)
 
@@ -234,19 +246,34 @@ def forget_in_logs(folders: Iterable[Path], users: Collection[str]) -> tuple[int
     return erased, failed
 
 
-class _User(msgspec.Struct):
+class _About(msgspec.Struct):
     user: str | None = None
+    id: str = ""
+    is_read: bool = True
 
 
-def _forget_in_file(file: Path, users: Collection[str]) -> int:
+def _about(line: bytes) -> _About:
+    try:
+        return msgspec.json.decode(line, type=_About)
+    except UNREADABLE:
+        return _About(is_read=False)
+
+
+def _forget_in_file(file: Path, users: Collection[str], gone: set[str]) -> int:
+    """Erase the users' lines, add their ids to `gone`, and say how many there were."""
     names = [msgspec.json.encode(user) for user in users]
 
     def is_theirs(line: bytes) -> bool:
-        try:
-            return msgspec.json.decode(line, type=_User).user in users
-        except UNREADABLE:
-            return any(name in line for name in names)
+        about = _about(line)
+        if about.user in users:
+            gone.add(about.id)
+            return True
+        return not about.is_read and any(name in line for name in names)
 
+    return _erase(file, is_theirs)
+
+
+def _erase(file: Path, is_theirs: Callable[[bytes], bool]) -> int:
     with _named(file):
         with file.open("rb") as lines:
             erased = sum(map(is_theirs, lines))
@@ -370,7 +397,7 @@ def _foreign(data: bytes) -> Execution:
     raw: Any = msgspec.json.decode(data)
     if not isinstance(raw, dict):
         raise msgspec.ValidationError(f"Expected `object`, got `{type(raw).__name__}`")
-    line = {"id": "", "policy": "", **raw}
+    line = {"id": f"e-{sha256(data.strip()).hexdigest()[:24]}", "policy": "", **raw}
     if isinstance(plan := raw.get("planner_outputs"), dict):
         line["planner_outputs"] = {"task_types": [], "model_selections": [], **plan}
     if isinstance(decisions := raw.get("decisions"), list):
@@ -408,9 +435,9 @@ def _named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def execution_event(line: bytes, catalogue: Catalogue) -> bytes:
-    """A line of an execution log as a trajectory; one of UNREADABLE where it is none."""
+def execution_event(
+    line: bytes, catalogue: Catalogue, *, change: Callable[[Execution], Execution] | None = None
+) -> bytes:
+    """A line of an execution log as a trajectory, changed if asked, as by a label; UNREADABLE where it is none."""
     execution = decode_execution(line)
-    if not execution.id:  # as the source document has it
-        execution = msgspec.structs.replace(execution, id=f"e-{sha256(line).hexdigest()[:24]}")
-    return encode(to_trajectory(execution, catalogue))
+    return encode(to_trajectory(change(execution) if change else execution, catalogue))

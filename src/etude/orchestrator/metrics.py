@@ -18,7 +18,7 @@ from etude.evidence.intervals import Estimate, estimate_mean, estimate_share
 from etude.orchestrator.record import Attempt, Execution, NodeRecord, correction_of, failed_node
 from etude.problems.catalogue import Catalogue
 
-NO_CORRECTION = "none"
+NO_CORRECTION = NO_PLAN = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,9 @@ class Summary:
     validity: Estimate  # share of the workflows with a plan that is a DAG, and no rule broken
     violations: dict[str, int]
     ended: dict[str, int]
+    planned_by: dict[str, int]  # workflows by the policy of their first plan; `none` where there is none
+    unsuccessful: dict[str, int]  # how those without success ended
+    successes_by: dict[str, int]  # who said so: verifier, judge, person, self, unknown
     corrections_per_workflow: Estimate
     attempts_per_node: Estimate  # that was tried
     workers: dict[str, Calls]  # by name, in the catalogue's order; those that were asked
@@ -76,7 +79,8 @@ ABORT = "abort"
 def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
     """Of executions whose ids are the catalogue's. Of each, a few numbers are held in memory."""
     numbers: defaultdict[str, array[float]] = defaultdict(_numbers)
-    violations, ended = Counter[str](), Counter[str]()
+    violations, ended, planned_by = Counter[str](), Counter[str](), Counter[str]()
+    unsuccessful, successes_by = Counter[str](), Counter[str]()
     workers, types = defaultdict[int, _Calls](_Calls), defaultdict[int, _Calls](_Calls)
     faults = defaultdict[str, _Faults](_Faults)
     for execution in executions:
@@ -86,6 +90,11 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
         numbers["reward"].append(execution.reward)
         violations.update(execution.violations)
         ended[execution.ended] += 1
+        planned_by[execution.decisions[0].policy if execution.decisions else NO_PLAN] += 1
+        if execution.success:
+            successes_by[execution.success_by or "unknown"] += 1
+        else:
+            unsuccessful[execution.ended] += 1
         if execution.planner_outputs is not None or execution.violations:
             numbers["valid"].append(is_valid(execution))
         chosen = _corrections(execution)
@@ -110,6 +119,9 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
         validity=_share(numbers["valid"]),
         violations=dict(violations.most_common()),
         ended=dict(ended.most_common()),
+        planned_by=dict(planned_by.most_common()),
+        unsuccessful=dict(unsuccessful.most_common()),
+        successes_by=dict(successes_by.most_common()),
         corrections_per_workflow=estimate_mean(numbers["corrections"]),
         attempts_per_node=estimate_mean(numbers["attempts"]),
         workers=_by_name(workers, [worker.name for worker in catalogue.workers]),

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from etude.contracts.decision import LoggedDecision
+from etude.contracts.trajectory import SuccessBy
 
 
 class Graph(Struct, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker: int | None = None  # the last that it was given to
     status: str  # done, failed, skipped, planned, dropped
     attempts: tuple[Attempt, ...] = ()
+    parameters: dict[str, Any] = {}  # of its task type, as workers got them
 
 
 class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,9 +70,11 @@ class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reward: float = 0.0  # the document's, of this outcome
     ended: str = "done"  # done, aborted, deadline, cancelled, failed
     error: str = ""  # why, where it did not end as it should
+    success_by: SuccessBy | None = None  # who said whether it succeeded; null if unknown
     decisions: tuple[LoggedDecision, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     violations: tuple[str, ...] = ()  # limits that were exceeded: there are none
+    inputs: dict[str, dict[str, Any]] = {}  # of the workflow by name: bytes and sha256, no content
 
 
 def correction_of(decision: LoggedDecision) -> str | None:

@@ -4,6 +4,7 @@ Attempts are the trajectory's turns. In its metadata, in the ids of the catalogu
     plan    subtasks as they were first planned: task_type, worker, dependencies; null where no plan could be made
     nodes   subtasks of the end, then those that a replan dropped: the same, with their status and, as `tried`, the
             worker of each attempt
+    inputs  the inputs of the workflow by name, each with its size in bytes and its sha256 unless it is short
     number  its place in a collection, execution_reward  the source document's reward, violations  limits exceeded
 """
 
@@ -48,25 +49,30 @@ def final_nodes(progress: Progress) -> Nodes:
     ]
 
 
-def turns(progress: Progress, catalogue: Catalogue) -> tuple[Turn, ...]:
-    """Attempts in the order in which they began."""
+def turns(
+    progress: Progress, catalogue: Catalogue, parameters: Mapping[int, Mapping[str, Any]] = {}
+) -> tuple[Turn, ...]:
+    """Attempts in the order in which they began; `parameters` are by task type."""
     found = [
-        _turn(i, step.task_type, attempt, catalogue, step.output)
+        _turn(i, step.task_type, attempt, catalogue, step.output, parameters.get(step.task_type, {}))
         for i, step in enumerate((*progress.steps, *progress.dropped))
         for attempt in step.tries
     ]
     return tuple(sorted(found, key=lambda turn: turn.at_ms))
 
 
-def _turn(node: int, task_type: int, attempt: Attempt, catalogue: Catalogue, output: Any) -> Turn:
+def _turn(
+    node: int, task_type: int, attempt: Attempt, catalogue: Catalogue, output: Any, parameters: Mapping[str, Any]
+) -> Turn:
     done = attempt.fault is None
+    action = {
+        "node": node,
+        "task_type": catalogue.task_types[task_type].name,
+        "worker": catalogue.workers[attempt.worker].name if catalogue.workers else None,
+    }
     return Turn(
         at_ms=attempt.started_ms,
-        action={
-            "node": node,
-            "task_type": catalogue.task_types[task_type].name,
-            "worker": catalogue.workers[attempt.worker].name if catalogue.workers else None,
-        },
+        action=action | ({"parameters": plain(dict(parameters))} if parameters else {}),
         result=plain(output) if done else None,
         error=None if done else f"{attempt.fault}: {attempt.message}",
         cost_usd=attempt.cost_usd,
@@ -107,6 +113,7 @@ def to_execution(trajectory: Trajectory) -> Execution:
     attempts = _attempts(trajectory, nodes)
     results = {turn.action["node"]: turn.result for turn in trajectory.turns if turn.error is None}
     done = {str(i): results.get(i) for i, node in enumerate(nodes) if node["status"] == "done"}
+    parameters = {turn.action["node"]: turn.action.get("parameters", {}) for turn in trajectory.turns}
     return Execution(
         timestamp=trajectory.time.isoformat(timespec="milliseconds"),
         instruction=trajectory.task,
@@ -122,8 +129,13 @@ def to_execution(trajectory: Trajectory) -> Execution:
         reward=known.get("execution_reward", 0.0),
         ended=outcome.ended,
         error=outcome.error or "",
+        success_by=outcome.success_by,
         decisions=trajectory.decisions,
-        nodes=tuple(msgspec.convert(node | {"attempts": attempts[i]}, NodeRecord) for i, node in enumerate(nodes)),
+        nodes=tuple(
+            msgspec.convert(node | {"attempts": attempts[i], "parameters": parameters.get(i, {})}, NodeRecord)
+            for i, node in enumerate(nodes)
+        ),
+        inputs=known.get("inputs", {}),
         violations=tuple(known.get("violations", ())),
     )
 
@@ -171,10 +183,10 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
     time = datetime.fromisoformat(execution.timestamp)
     nodes = execution.nodes
     wanted = [node for node in nodes if node.status != "dropped"]
-    known = {"number": execution.number, "violations": list(execution.violations)}
+    known = {"number": execution.number, "violations": list(execution.violations), "inputs": execution.inputs}
     outputs = execution.execution_result.outputs
     found = [
-        _turn(i, node.task_type, attempt, catalogue, outputs.get(str(i)))
+        _turn(i, node.task_type, attempt, catalogue, outputs.get(str(i)), node.parameters)
         for i, node in enumerate(nodes)
         for attempt in node.attempts
     ]
@@ -188,6 +200,7 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
         turns=tuple(sorted(found, key=lambda turn: turn.at_ms)),
         outcome=Outcome(
             success=execution.success,
+            success_by=execution.success_by,
             ended=execution.ended if execution.ended in ENDED else "failed",  # type: ignore[arg-type]  # just checked
             error=execution.error or None,
             cost_usd=execution.cost,
@@ -204,7 +217,7 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
                 | {"status": node.status, "tried": [attempt.worker for attempt in node.attempts]}
                 for node in nodes
             ],
-            **{name: value for name, value in known.items() if value not in (None, [])},
+            **{name: value for name, value in known.items() if value not in (None, [], {})},
         },
         **({"user": execution.user} | about),
     )

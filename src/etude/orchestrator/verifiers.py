@@ -15,8 +15,18 @@ import numpy as np
 
 from etude.contracts.errors import MissingExtraError, WorkersError
 from etude.contracts.ports import Verifier
+from etude.contracts.trajectory import SuccessBy
 from etude.contracts.work import Fault, Subtask, Verdict, WorkerError
-from etude.orchestrator.workers.callable import NAMES, argument_names, arguments, call_anyhow, described, in_thread
+from etude.orchestrator.workers.answers import json_objects
+from etude.orchestrator.workers.callable import (
+    NAMES,
+    argument_names,
+    arguments,
+    call_anyhow,
+    described,
+    in_thread,
+    known_arguments,
+)
 from etude.orchestrator.workers.command import (
     Command,
     Ran,
@@ -53,7 +63,7 @@ class CallableVerifier(Verifier):
             self._names, self._positional = (), 2
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
-        known = {"output": output, "subtask": subtask} | {name: getattr(subtask, name) for name in NAMES[1:]}
+        known = {"output": output} | known_arguments(subtask)
         positional = (subtask, output)[-self._positional :]
         try:
             said = await call_anyhow(self._call, *arguments(self._names, known, positional))
@@ -105,14 +115,15 @@ class SchemaVerifier(Verifier):
         _check_references(schema, REGISTRY)
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
-        return await in_thread(lambda: self._validated(output))
+        return await in_thread(lambda: self.validated(output))
 
-    def _validated(self, output: object) -> Verdict:
+    def validated(self, output: object) -> Verdict:
+        """The verdict, in the thread of the caller."""
         from jsonschema.exceptions import best_match
         from referencing.exceptions import Unresolvable
 
         try:
-            value = _json(output) if isinstance(output, str) else output
+            value = parse_json(output) if isinstance(output, str) else output
             wrong = best_match(self._validator.iter_errors(value))
         except ValueError as error:
             return Verdict(ok=False, reason=f"the output is no JSON: {error}")
@@ -157,7 +168,7 @@ def _mappings(schema: Any) -> Iterator[Mapping[str, Any]]:
             yield from _mappings(value)
 
 
-def _json(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """The value of a text in JSON, also within a fence; ValueError where it is none."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
@@ -270,6 +281,7 @@ The task: {instruction}
 
 The step: {task_type}
 {description}
+{parameters}
 
 {inputs}
 
@@ -330,35 +342,25 @@ class JudgeVerifier:
 
 def _judgement(text: str) -> dict[str, Any]:
     """The last object in an answer that says `ok` or `score`, whatever stands around it; {} where there is none."""
-    decoder, found = json.JSONDecoder(), dict[str, Any]()
-    start = text.find("{")
-    while start >= 0:
-        end = start + 1
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict) and value.keys() & {"ok", "score"}:
-            found = value
-        start = text.find("{", end)
-    return found
+    found = [value for value in json_objects(text) if value.keys() & {"ok", "score"}]
+    return found[-1] if found else {}
 
 
 class AllOf:
     """All verifiers must agree. They are asked in order, up to the first no; their costs are added up."""
 
     def __init__(self, verifiers: Sequence[Verifier]) -> None:
-        self._verifiers = tuple(verifiers)
-        if not self._verifiers:
+        self.verifiers = tuple(verifiers)
+        if not self.verifiers:
             raise WorkersError("there is no verifier to ask: give at least one")
 
     async def check(self) -> None:
-        for verifier in self._verifiers:
+        for verifier in self.verifiers:
             await verifier.check()
 
     async def __call__(self, subtask: Subtask, output: object) -> Verdict:
         cost_usd, verdict = 0.0, Verdict(ok=True)
-        for verifier in self._verifiers:
+        for verifier in self.verifiers:
             try:
                 verdict = await verifier(subtask, output)
             except WorkerError as error:
@@ -371,11 +373,17 @@ class AllOf:
 
     def max_usd(self, subtask: Subtask, output: object) -> float:
         """Maximum cost of all verifiers."""
-        asking = (getattr(verifier, "max_usd", None) for verifier in self._verifiers)
+        asking = (getattr(verifier, "max_usd", None) for verifier in self.verifiers)
         return float(sum(cost(subtask, output) for cost in asking if cost))
 
     async def close(self) -> None:
         """Close the verifiers that can be closed."""
-        for verifier in self._verifiers:
+        for verifier in self.verifiers:
             if close := getattr(verifier, "close", None):
                 await close()
+
+
+def kind_of(verifier: Verifier) -> SuccessBy:
+    """`judge` if only language models are asked, else `verifier`."""
+    asked = verifier.verifiers if isinstance(verifier, AllOf) else (verifier,)
+    return "judge" if all(isinstance(one, JudgeVerifier) for one in asked) else "verifier"

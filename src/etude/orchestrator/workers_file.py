@@ -12,10 +12,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,6 +25,7 @@ from etude.contracts.ports import Verifier, Worker
 from etude.contracts.suggestions import nearest
 from etude.files.yaml_source import At, LoaderWithoutAliases, Source, read_source, shown
 from etude.orchestrator.crew import Crew
+from etude.orchestrator.parameters import Needs, Parameters
 from etude.orchestrator.verifiers import (
     DEFAULT_QUESTION,
     AllOf,
@@ -35,7 +36,7 @@ from etude.orchestrator.verifiers import (
     SchemaVerifier,
 )
 from etude.orchestrator.workers.callable import CallableWorker, import_callable
-from etude.orchestrator.workers.command import CommandWorker
+from etude.orchestrator.workers.command import INPUT_FILE, CommandWorker
 from etude.orchestrator.workers.openai import OpenAIWorker
 from etude.orchestrator.workers.recorded import RecordedWorker, read_recordings
 from etude.orchestrator.workers.template import Template
@@ -53,10 +54,11 @@ class WorkersFile:
     limits: Limits | None  # None: the policy's own
     human: bool  # whether a person is asked when the policy would give up
     simulated: dict[str, int] | None = None  # seeds of the simulated office
+    llm: dict[str, Any] = field(default_factory=dict)  # options of a language model that plans
 
 
 async def unreachable_workers(file: WorkersFile) -> dict[str, str]:
-    """Asks all workers and verifiers at once whether they could work: by name, why a worker could not.
+    """Asks all workers, verifiers and models at once whether they could work: by name, why a worker could not.
 
     Reaches out: to services, and for the programs of commands. WorkersError with a line for each where no worker is
     left, or a verifier could not work: without it, nothing says what success is.
@@ -66,6 +68,8 @@ async def unreachable_workers(file: WorkersFile) -> dict[str, str]:
     asked: dict[At, Worker | Verifier] = {("workers", name): worker for name, worker in crew.workers.items()}
     asked |= {("task_types", name, "verify"): verifier for name, verifier in crew.verifiers.items()}
     asked |= {("verify",): crew.judge} if crew.judge else {}
+    filled = {name: need.parameters for name, need in crew.needs.items() if need.parameters}
+    asked |= {("task_types", name, "fill"): of.model for name, of in filled.items() if of.model}
 
     async def problem(at: At) -> str:
         try:
@@ -106,6 +110,7 @@ class _File(_Section):
     human: bool = False
     timeout_s: Seconds = 60.0
     simulated: dict[str, Any] | None = None
+    llm: dict[str, Any] = {}
 
 
 class _Simulated(_Section):
@@ -115,6 +120,10 @@ class _Simulated(_Section):
 
 class _TaskType(_Section):
     description: str = ""
+    input: Literal["required", "optional"] | None = None  # None: as its workers' templates say
+    parameters: Any = None  # a JSON Schema of an object
+    patterns: dict[str, Text] = {}
+    fill: dict[str, Any] | None = None
     verify: Any = None
 
 
@@ -133,13 +142,10 @@ class _Worker(_Section):
     concurrency: Some = 8
 
 
-class _Model(_Section):
-    """A language model at a URL. The defaults are OpenAIWorker's."""
+class _Asked(_Section):
+    """How a language model is asked. The defaults are OpenAIWorker's."""
 
-    url: Text = Field(examples=["http://localhost:11434/v1"])
-    model: Text = Field(examples=["llama3.2"])
     api_key_env: str | None = None
-    system: str = ""
     usd_per_call: Amount = 0.0
     usd_per_mtok_in: Amount = 0.0
     usd_per_mtok_out: Amount = 0.0
@@ -149,6 +155,22 @@ class _Model(_Section):
     stall_s: Seconds = 20.0
     attempts: Some = 3
     extra: dict[str, Any] = {}
+
+
+class _LLM(_Asked):
+    """The language model of the policy llm:URL#MODEL. The defaults are LanguageModel's."""
+
+    max_tokens: Some = 4096
+    stall_s: Seconds = 60.0
+    timeout_s: Seconds = 180.0
+
+
+class _Model(_Asked):
+    """A language model at a URL."""
+
+    url: Text = Field(examples=["http://localhost:11434/v1"])
+    model: Text = Field(examples=["llama3.2"])
+    system: str = ""
 
 
 class _OpenAI(_Worker, _Model):
@@ -220,9 +242,10 @@ def read_workers(path: Path, *, env: Mapping[str, str] | None = None) -> Workers
         return _simulated(file, file.simulated, source)
     types = _task_types(file, source)
     entries = _entries(file, source, types)
+    needs = {name: _needs(of, source, ("task_types", name), env) for name, of in types.items()}
     crew = Crew(
         _catalogue(types, entries, source),
-        {name: _worker(name, entry, source, env) for name, entry in entries.items()},
+        {name: _worker(name, entry, source, env, needs) for name, entry in entries.items()},
         verifiers={
             name: _verifier(task_type.verify, source, ("task_types", name, "verify"), env)
             for name, task_type in types.items()
@@ -231,8 +254,9 @@ def read_workers(path: Path, *, env: Mapping[str, str] | None = None) -> Workers
         judge=None if file.verify is None else _verifier(file.verify, source, ("verify",), env),
         concurrency={name: entry.concurrency for name, entry in entries.items()},
         timeout_s={name: entry.timeout_s or file.timeout_s for name, entry in entries.items()},
+        needs=needs,
     )
-    return WorkersFile(source=source, crew=crew, limits=file.limits, human=file.human)
+    return WorkersFile(source=source, crew=crew, limits=file.limits, human=file.human, llm=_llm(file, source))
 
 
 Workers = Crew | Path | str | Mapping[str, Worker | Callable[..., Any]]
@@ -327,7 +351,12 @@ def _simulated(file: _File, seeds: dict[str, Any], source: Source) -> WorkersFil
         if key in file.model_fields_set:
             raise source.error((key,), "is there together with `simulated`, which brings its own: remove one of them")
     simulated = _parse(_Simulated, seeds, source, ("simulated",)).model_dump()
-    return WorkersFile(source=source, limits=file.limits, human=file.human, simulated=simulated)
+    return WorkersFile(source=source, limits=file.limits, human=file.human, simulated=simulated, llm=_llm(file, source))
+
+
+def _llm(file: _File, source: Source) -> dict[str, Any]:
+    """Those of its options that are there."""
+    return _parse(_LLM, file.llm, source, ("llm",)).model_dump(exclude_unset=True)
 
 
 def _task_types(file: _File, source: Source) -> dict[str, _TaskType]:
@@ -401,15 +430,36 @@ def _catalogue(types: Mapping[str, _TaskType], entries: Mapping[str, _Worker], s
     return catalogue
 
 
-def _worker(name: str, entry: _Worker, source: Source, env: Mapping[str, str]) -> Worker:
+def _needs(of: _TaskType, source: Source, at: At, env: Mapping[str, str]) -> Needs:
+    """What subtasks of a task type need."""
+    for key in ("patterns", "fill"):
+        if key in of.model_fields_set and of.parameters is None:
+            raise source.error((*at, key), "is for 'parameters', which are not there: add them, or remove it")
+    parameters = None
+    if of.parameters is not None:
+        schema = _schema(of.parameters, source, (*at, "parameters"))
+        fill = (*at, "fill")
+        model = None if of.fill is None else _model("fill", _parse(_Model, of.fill, source, fill), source, fill, env)
+        with source.blaming((*at, "parameters"), remedy="; correct the schema"):
+            Parameters(schema)
+        with source.blaming((*at, "patterns")):
+            parameters = Parameters(schema, patterns=of.patterns, model=model)
+    return Needs(input=None if of.input is None else of.input == "required", parameters=parameters)
+
+
+def _worker(name: str, entry: _Worker, source: Source, env: Mapping[str, str], needs: Mapping[str, Needs]) -> Worker:
     at, usd = ("workers", name), entry.usd_per_call
+    able = [needs[task_type].parameters for task_type in entry.task_types or needs]
+    known = {name: all(of and name in of.always_set for of in able) for of in able if of for name in of.properties}
     if isinstance(entry, _OpenAI):
-        _check_templates({(*at, "prompts", task_type): text for task_type, text in entry.prompts.items()}, source)
-        _check_templates({(*at, "prompt"): entry.prompt or ""}, source)
+        _check_templates(
+            {(*at, "prompts", task_type): text for task_type, text in entry.prompts.items()}, source, known
+        )
+        _check_templates({(*at, "prompt"): entry.prompt or ""}, source, known)
         return _model(name, entry, source, at, env)
     if isinstance(entry, _Command):
-        _check_templates({(*at, "command", i): text for i, text in enumerate(entry.command)}, source)
-        _check_templates({(*at, "stdin"): entry.stdin or ""}, source)
+        _check_templates({(*at, "command", i): text for i, text in enumerate(entry.command)}, source, known, INPUT_FILE)
+        _check_templates({(*at, "stdin"): entry.stdin or ""}, source, known, INPUT_FILE)
         cwd = source.file(entry.cwd).resolve()
         with source.blaming(at):
             given = entry.model_dump(include={"command", "stdin", "env", "usd_per_call", "max_bytes"})
@@ -417,16 +467,16 @@ def _worker(name: str, entry: _Worker, source: Source, env: Mapping[str, str]) -
     if isinstance(entry, _Callable):
         call = _import(entry.callable, source, (*at, "callable"))
         with source.blaming((*at, "callable")):
-            return CallableWorker(name, call, usd_per_call=usd)
+            return CallableWorker(name, call, usd_per_call=usd, parameters=known)
     assert isinstance(entry, _Recorded)
     with source.blaming((*at, "file")):
         return RecordedWorker(name, read_recordings(source.file(entry.file)))
 
 
-def _check_templates(templates: Mapping[At, str], source: Source) -> None:
+def _check_templates(templates: Mapping[At, str], source: Source, parameters: Collection[str], *more: str) -> None:
     for at, text in templates.items():
         with source.blaming(at):
-            Template("the template", text)
+            Template("the template", text, parameters=parameters, more=more)
 
 
 def _model(name: str, entry: _Model, source: Source, at: At, env: Mapping[str, str]) -> OpenAIWorker:

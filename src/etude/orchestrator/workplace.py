@@ -12,7 +12,10 @@ from etude.contracts.ports import Decider
 from etude.learning.run_folder import find_policy
 from etude.learning.settings import read_own
 from etude.orchestrator.crew import Crew
+from etude.orchestrator.fallback import MIN_PROBABILITY, with_fallback
+from etude.orchestrator.flow import PlanDecider
 from etude.orchestrator.instructions import make_up, read_instructions
+from etude.orchestrator.language_model import LanguageModelPlanner, is_language_model, language_model
 from etude.orchestrator.workers.simulated import SimulatedCrew
 from etude.orchestrator.workers_file import WorkersFile, read_workers
 from etude.problems.workflow import SPEC
@@ -59,7 +62,7 @@ def make_workplace(workers: Path | None, *, settings: WorkflowSettings | None = 
 
 def settings_of(policy: str) -> WorkflowSettings | None:
     """Of a run, which says in which office it learned; None for a policy by name."""
-    if policy in NAMED:
+    if policy in NAMED or is_language_model(policy):
         return None
     _check_run(policy)
     artefact = find_policy(Path(policy))
@@ -84,9 +87,27 @@ def workflow_decider(policy: str | None, config: TaskSettings) -> Decider:
     return make_decider(policy or "rules", place, explore=config.explore)
 
 
-def make_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> WorkflowDecider:
-    """A policy by its name or its run. To explore, a run samples as in training; others choose so often at random."""
+def make_decider(
+    policy: str,
+    place: Workplace,
+    *,
+    explore: float = 0.0,
+    fallback: str | None = None,
+    min_probability: float = MIN_PROBABILITY,
+) -> PlanDecider:
+    """A policy by its name or its run. To explore, a run samples as in training; others choose so often at random.
+
+    `fallback` is a language model, which plans where the plan of a run is less probable than `min_probability`.
+    """
+    if fallback is not None:
+        planner = make_decider(policy, place, explore=explore)
+        other = _asking(fallback, place, planner.limits)
+        return with_fallback(planner, other, min_probability=min_probability)
     limits = place.limits or (place.config.limits if place.config else None)
+    if is_language_model(policy):
+        if explore:
+            raise ConfigError(f"{policy} cannot explore: the probabilities of its plans are not known; leave that out")
+        return _asking(policy, place, limits or Limits())
     if policy in NAMED:
         choosers = exploring(NAMED[policy], explore) if explore else NAMED[policy]
         version = policy if not explore else f"{policy}+{explore:g}"
@@ -98,9 +119,15 @@ def make_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> Work
     return planner.decider(catalogue=place.crew.catalogue, limits=limits, explore=bool(explore))
 
 
+def _asking(policy: str, place: Workplace, limits: Limits) -> LanguageModelPlanner:
+    """A language model with the options of the workers file."""
+    options = place.file.llm if place.file is not None else {}
+    return language_model(policy, **options).decider(catalogue=place.crew.catalogue, limits=limits)
+
+
 def _check_run(policy: str) -> None:
     if not Path(policy).exists():
-        names = ", ".join(NAMED)
+        names = ", ".join((*NAMED, "llm:URL#MODEL"))
         raise RunError(f"{policy} is no run folder and no policy by name ({names}): train one, or take one of these")
 
 

@@ -22,8 +22,10 @@ from etude.contracts.examples import EXAMPLES
 from etude.contracts.subjects import TRAJECTORIES, encode
 from etude.contracts.trajectory import Feedback, Trajectory
 from etude.experience.cleaning_pool import MIN_POOL_BYTES
+from etude.orchestrator.labels import Label, append_label
 from tests.servers.nats import NatsServer
 from tests.tiny import etude, json_output, refused
+from tests.unit.orchestrator.lines import execution, write_log
 
 NOW = datetime(2026, 11, 16, 8, 0, tzinfo=UTC)
 BASE: dict[str, Any] = json.loads(encode(EXAMPLES[Trajectory])) | {
@@ -74,13 +76,17 @@ def test_a_file_is_taken_in_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_stands_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    file = write("events.jsonl", a_trajectory(1), a_trajectory(2, outcome={"success": False}), "[]")
+    own = {"success": True, "success_by": "self"}
+    file = write("events.jsonl", a_trajectory(1, outcome=own), a_trajectory(2, outcome={"success": False}), "[]")
     shown_by: list[tuple[tuple[str | Path, ...], tuple[str, ...]]] = [
         (("ingest", file), ("new", "dead letter", "experience dead-letters")),
-        (("experience", "stats"), ("2 trajectories", "success", "failure", "1 dead letters")),
+        (
+            ("experience", "stats"),
+            ("2 trajectories", "success", "failure", "1 dead letters", "said so: self-declared 1"),
+        ),
         (("experience", "list"), ("t-1", "t-2")),
         (("experience", "list", "--limit", "1"), ("more: --after",)),
-        (("experience", "show", "t-1"), ("request 1", "propensity 0.62", "reward", "redacted")),
+        (("experience", "show", "t-1"), ("request 1", "propensity 0.62", "reward", "redacted", ", self-declared)")),
         (("experience", "dead-letters"), ("Expected `object`",)),
         (("experience", "stats", "--where", "user=nobody"), ("no trajectories where user=nobody",)),
         (("experience", "opt-out", "--user", "u2"), ("nothing is kept",)),
@@ -219,6 +225,22 @@ def test_a_workflow_is_decided_and_logged(capsys: pytest.CaptureFixture[str]) ->
     assert all(decision["propensity"] == 1.0 and decision["eligible"] for decision in logged)
 
 
+def test_labels_override_the_outcome_of_a_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    logs = write_log(tmp_path / "logs", *(execution(id=f"e{i}", success_by="self") for i in range(3)))
+    labels = [Label(id="e0", success=True, time="t"), Label(id="e1", success=False, time="t")]
+    for label in labels:
+        append_label(logs / "labels.jsonl", label)
+    counts = json_output(capsys, "ingest", logs / "executions.jsonl", logs / "labels.jsonl")
+    assert (counts["new"], counts["dead_letters"]) == (3, 0)
+    assert json_output(capsys, "experience", "stats")["successes_by"] == {"person": 1, "self": 1}
+    outcome = json_output(capsys, "experience", "show", "e1")["trajectory"]["outcome"]
+    assert (outcome["success"], outcome["success_by"]) == (False, "person")
+    append_label(logs / "labels.jsonl", Label(id="elsewhere", success=True, time="t"))
+    capsys.readouterr()
+    assert etude("ingest", logs / "executions.jsonl") == 0
+    assert "1 of 3 labels are of executions that are not in the log, such as 'elsewhere'" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("_real_time")
 def test_execution_logs_are_trajectories(capsys: pytest.CaptureFixture[str]) -> None:
     assert etude("collect", "--num-executions", "8", "--explore", "0.2", "--out", "logs") == 0
@@ -226,6 +248,7 @@ def test_execution_logs_are_trajectories(capsys: pytest.CaptureFixture[str]) -> 
     stats = json_output(capsys, "experience", "stats")
     assert stats["groups"][0]["policy"] == "rules+0.2"
     assert stats["decisions"] > 20
+    assert {"verifier"} == set(stats["successes_by"])
     Path("logs/catalogue.json").unlink()
     assert "catalogue.json: does not exist" in refused(capsys, "ingest", "logs/executions.jsonl")
 

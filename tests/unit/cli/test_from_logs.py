@@ -18,6 +18,7 @@ from etude.learning.from_logs import FromLogs
 from etude.learning.run import Run
 from etude.learning.run_folder import RunFolder, find_policy
 from etude.problems.workflow.artefact import load_planner, read_pretrained
+from etude.problems.workflow.from_logs import WORKER_HEADS
 from etude.problems.workflow.office.scenarios import generate
 from tests.office import first_phase
 from tests.tiny import etude, json_output, refused
@@ -64,7 +65,9 @@ def output(capsys: Captured, *args: str | Path) -> str:
 
 
 def learn(dataset: Path, first: Path, out: str, *more: str) -> list[str | Path]:
-    return ["train", "workflow", "--dataset", dataset, "--checkpoint", first, "--out", out, *FAST, *more]
+    """By PPO unless it says otherwise; the new policy is kept, whatever the verdict."""
+    how = ["--keep", "always", *([] if "--algorithm" in more else ["--algorithm", "ppo"])]
+    return ["train", "workflow", "--dataset", dataset, "--checkpoint", first, "--out", out, *FAST, *how, *more]
 
 
 def test_dpo_finds_pairs_in_a_dataset_with_the_default_reward(
@@ -306,3 +309,51 @@ def test_datasets_that_are_none_or_of_something_else(dataset: Path, first: Path,
     create: list[Any] = ["dataset", "create", "--problem", "workflow", "--reward-version", "2"]
     assert etude(*create, "--shares", "1,0,0", "--out", "all") == 0
     assert "no trajectories in its validation split" in refused(capsys, *learn(Path("all"), first, "runs/a"))
+
+
+def test_by_default_workers_are_learned_and_the_old_policy_stays_unless_the_new_one_is_better(
+    dataset: Path, first: Path, capsys: Captured
+) -> None:
+    command = ["train", "workflow", "--dataset", dataset, "--checkpoint", first]
+    result = json_output(capsys, *command, "--out", "runs/careful")
+    assert result["verdict"]["answer"] in ("better", "not distinguishable", "worse")
+    assert result["kept"] == ("new" if result["verdict"]["answer"] == "better" else "old")
+    assert (load_planner(Path("runs/careful")).workers is not None) == (result["kept"] == "new")
+
+    shown = output(capsys, *command, "--keep", "always", "--out", "runs/all")
+    assert "success is self-declared" in shown or "success of the workflow" in shown
+    assert "Verdict: " in shown
+    learned, before = load_planner(Path("runs/all")), load_planner(first)
+    assert learned.workers is not None
+    for instruction in generate(0, 100).instructions[:5]:
+        new, old = learned.plan(instruction), before.plan(instruction)
+        assert [(n.task_type, n.dependencies) for n in new.nodes] == [(n.task_type, n.dependencies) for n in old.nodes]
+    assert etude("runs", "plot", "runs/all") == 0
+    assert "keep is 'never': expected one of better, always" in refused(
+        capsys, *command, "--keep", "never", "--out", "runs/b"
+    )
+
+
+def test_self_declared_success_teaches_which_worker_and_not_which_subtasks(dataset: Path, first: Path) -> None:
+    """The log of an office whose verdicts are left out."""
+    assert etude("experience", "export", "--out", "all.jsonl") == 0
+    events = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
+    for event in events:
+        event["outcome"]["success_by"] = "self"
+    Path("declared.jsonl").write_text("\n".join(map(json.dumps, events)))
+    Path("etude.yaml").write_text("experience: {folder: other}\n")
+    assert etude("ingest", "declared.jsonl") == 0
+    assert etude("reward", "rescore", "--version", "2") == 0
+    assert etude(*learn(created(Path("s")), first, "runs/a", "--algorithm", "rloo")) == 0
+    before, after = (read_pretrained(find_policy(Path(run)))[0].weights for run in (first, "runs/a"))
+    changed = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert {"worker_query"} <= changed <= {name.rstrip(".") for name in WORKER_HEADS}
+
+
+def test_a_choice_of_workers_is_judged_on_the_test_split(dataset: Path, first: Path, capsys: Captured) -> None:
+    command = ["train", "workflow", "--dataset", dataset, "--checkpoint", first, "--keep", "always", "--out", "runs/w"]
+    assert etude(*command) == 0
+    found = json_output(capsys, "evaluate", "runs/w", "--dataset", dataset)
+    assert found["answer"] in ("better", "not distinguishable", "worse")
+    assert set(found["success"]) == {"count", "mean", "ci95"}
+    assert "difference in success" in output(capsys, "evaluate", "runs/w", "--dataset", dataset)

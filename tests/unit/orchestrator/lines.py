@@ -77,6 +77,7 @@ def execution(instruction: str = "Draft it and send it", **changed: Any) -> Exec
         id="e1",
         policy="v1",
         reward=8.0,
+        success_by="verifier",
         nodes=(node(0), node(2, 0)),
     )
     return msgspec.structs.replace(made, **changed)
@@ -165,6 +166,7 @@ executions = st.builds(
     reward=numbers,
     ended=st.sampled_from(["done", "aborted", "cancelled"]),
     error=texts,
+    success_by=st.sampled_from([None, "verifier", "judge", "person", "self"]),
     decisions=st.lists(decisions, max_size=2).map(tuple),
     nodes=st.lists(nodes, max_size=2).map(tuple),
     violations=st.lists(texts, max_size=2).map(tuple),

@@ -401,6 +401,7 @@ def test_a_judge_has_the_last_word(ok: bool) -> None:
     result = carried_out(office(a, plans=[[(DRAFT, (), A), (SEND, (), A)]], fixes=[SKIP], judge=judge))
     assert (result.success, result.execution.error) == (ok, "" if ok else "so it is")
     assert result.cost_usd == pytest.approx(0.27)
+    assert result.trajectory.outcome.success_by == result.execution.success_by == "verifier"
     ((asked, output),) = judge.asked
     assert (asked.instruction, asked.task_type, output) == ("do it", "workflow", "draft()")
     assert [(given.task_type, given.output) for given in asked.inputs] == [("draft", "draft()")]
@@ -416,6 +417,7 @@ def test_a_judge_that_fails_says_no(error: BaseException) -> None:
     result = carried_out(office(ScriptedWorker("a"), judge=Says(error), log=log))
     assert (result.success, result.execution.ended) == (False, "done")
     assert result.execution.error.startswith("the judge could not be asked")
+    assert result.trajectory.outcome.success_by is None
     assert result.cost_usd == pytest.approx(0.11 if isinstance(error, WorkerError) else 0.01)
     assert len(log.executions) == 1
 
@@ -762,6 +764,7 @@ def test_a_skip_lets_what_follows_run_without_it() -> None:
     assert result.output == "send(read())"
     assert [node.status for node in result.execution.nodes] == ["done", "skipped", "done"]
     assert not result.success  # no judge says otherwise
+    assert result.trajectory.outcome.success_by == "self"
 
 
 def test_an_abort_ends_it_and_says_why() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude.contracts.errors import DataError
-from etude.orchestrator.instructions import MAX_INSTRUCTION_CHARS, make_up, read_instructions
+from etude.orchestrator.instructions import MAX_INSTRUCTION_CHARS, inputs_of, make_up, read_instructions
 from tests.language import CATALOGUE
 
 
@@ -23,6 +23,11 @@ def test_one_a_line_without_blanks_and_comments(tmp_path: Path) -> None:
         (b"mail \xff it", "is not UTF-8"),
         (b"x" * (MAX_INSTRUCTION_CHARS + 1), f"expected at most {MAX_INSTRUCTION_CHARS:,}"),
         (b"mail\x00it", "control characters"),
+        (b'{"instruction": 3}', "is no instruction (Expected `str`, got `int`"),
+        (b'{"instruction": "Mail it", "input": {}}', "unknown field `input`"),
+        (b'{"instruction": " "}', "the instruction is empty"),
+        (b'{"instruction": "Mail it", "inputs": {"report": "@gone.txt"}}', "gone.txt: correct the path"),
+        (b'{"instruction": "Mail it", "inputs": {"a b": 1}}', "'a b' is no name of an input"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, reported: str) -> None:
@@ -31,6 +36,17 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, reported: str) -> None
     with pytest.raises(DataError, match=r"asked\.txt:2: ") as refused:
         read_instructions(file)
     assert reported in str(refused.value)
+
+
+def test_a_line_of_json_brings_inputs(tmp_path: Path) -> None:
+    file, report = tmp_path / "asked.jsonl", tmp_path / "report.txt"
+    report.write_text("a story")
+    inputs = '{"report": "@report.txt", "to": "ana", "mark": "@@x", "tags": ["a", 1]}'
+    file.write_text(f'Mail it\n{{"instruction": "Mail the report", "inputs": {inputs}}}\n')
+    plain, mail = read_instructions(file)
+    assert (plain, inputs_of(plain)) == ("Mail it", {})
+    assert mail == "Mail the report"
+    assert inputs_of(mail) == {"report": report, "to": "ana", "mark": "@x", "tags": ["a", 1]}
 
 
 def test_a_file_without_any_or_without_a_file(tmp_path: Path) -> None:

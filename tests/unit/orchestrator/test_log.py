@@ -340,7 +340,8 @@ def test_the_document_s_line_is_read(tmp_path: Path) -> None:
     assert read.planner_outputs is not None
     assert read.planner_outputs.model_selections == (1, 0, 1)
     assert read.planner_outputs.workflow_graph.adjacency == ((0, 1, 0), (0, 0, 1), (0, 0, 0))
-    assert (read.planner_outputs.task_types, read.id, read.policy, read.nodes, read.decisions) == ((), "", "", (), ())
+    assert (read.planner_outputs.task_types, read.policy, read.nodes, read.decisions) == ((), "", (), ())
+    assert read.id.startswith("e-")  # by its content, so that it can be labelled
     assert read.reward == pytest.approx(10 - 0.1 * 0.045 - 0.01 * 1200 + 0.1)  # one of its outputs is empty
     (read,) = read_log(write_log(tmp_path, {**DOCUMENT, "reward": -3.0}))
     assert isinstance(read, Execution)
@@ -384,13 +385,16 @@ def test_users_are_forgotten_and_all_else_is_left_as_it_is(tmp_path: Path) -> No
     write_log(tmp_path, *lines)
     write_log(tmp_path, execution(id="d", user="u3"), name="older.jsonl")
     (tmp_path / "executions.torn").write_bytes(b'{"id":"e","user":"u3","instr\n{"id":"f"\n')
+    kept = b'{"id":"b","success":true,"time":"2026-11-16T10:00:00+00:00"}\n'
+    (tmp_path / "labels.jsonl").write_bytes(kept.replace(b'"b"', b'"a"') + kept + kept.replace(b'"b"', b'"d"'))
     assert forget_in_log(tmp_path, ["u1", "u3"]) == 4
+    assert (tmp_path / "labels.jsonl").read_bytes() == kept
     assert (tmp_path / "executions.jsonl").read_bytes() == b"".join(others)
     assert (tmp_path / "older.jsonl").read_bytes() == b""
     assert (tmp_path / "executions.torn").read_bytes() == b'{"id":"f"\n'
     assert forget_in_log(tmp_path, ["u1", "u3"]) == 0
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
-        ["catalogue.json", "executions.jsonl", "executions.torn", "older.jsonl"]
+        ["catalogue.json", "executions.jsonl", "executions.torn", "labels.jsonl", "older.jsonl"]
     )
 
 

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.contracts.errors import DataError, LogError
+from etude.orchestrator.expert_plans import ExpertPlans
+from etude.orchestrator.labels import Label, append_label
 from etude.orchestrator.log import to_line
 from etude.orchestrator.prepare import Prepared, Reason, prepare, write_prepared
 from etude.orchestrator.record import Execution, NodeRecord
@@ -126,7 +128,9 @@ def test_the_document_s_lines_with_task_types_are_learned_from(tmp_path: Path) -
     plan = {**DOCUMENT["planner_outputs"], "task_types": [2, 0, 1]}
     backwards = {**plan, "workflow_graph": {"adjacency": [[0, 0, 0], [1, 0, 0], [1, 0, 0]]}}
     slow = {**DOCUMENT, "planner_outputs": plan, "latency_ms": 9000.0}
-    made = prepared(tmp_path, slow, {**DOCUMENT, "planner_outputs": backwards})
+    lines = (slow, {**DOCUMENT, "planner_outputs": backwards})
+    assert prepared(tmp_path, *lines).dropped == {BETTER: 1, Reason.SELF_DECLARED.value: 1}  # who said so is unknown
+    made = prepare(write_log(tmp_path, *lines), trust_self_declared=True)
     assert only(made).targets == Targets(
         task_types=(0, 1, 2), dependencies=((), (), (0, 1)), model_selections=(0, 1, 1)
     )
@@ -159,6 +163,93 @@ def test_logs_without_catalogue_or_lines(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"does not exist: expected a folder"):
         prepare(tmp_path / "missing.jsonl")
     assert prepare(tmp_path).examples == []
+
+
+OWN: dict[str, Any] = {"success_by": "self"}
+SHORT = (node(0),)
+"""Nodes of a plan that leaves out the second subtask."""
+EXPERTS = ExpertPlans(
+    [
+        Example(
+            instruction="Draft it and send it",
+            targets=Targets(task_types=(0, 2), dependencies=((), (0,)), model_selections=(1, 1)),
+        )
+    ],
+    CATALOGUE,
+)
+
+
+def test_a_self_declared_success_does_not_teach_subtasks(tmp_path: Path) -> None:
+    logs = write_log(tmp_path, execution(nodes=SHORT, reward=9.0, **OWN), execution(reward=8.0, **OWN))
+    made = prepare(logs)
+    assert (made.examples, made.dropped) == ([], {Reason.SELF_DECLARED.value: 2})
+    made = prepare(logs, experts=EXPERTS)
+    assert only(made).targets == Targets(task_types=(0, 2), dependencies=((), (0,)), model_selections=(0, 0))
+    assert (made.self_declared, made.experts) == (1, [])
+    assert made.dropped == {Reason.LEAVES_OUT.value: 1}
+    assert made.places[Reason.LEAVES_OUT.value] == [f"{tmp_path}/executions.jsonl:1 (send)"]
+    left_out, replaced = made.changes
+    assert (left_out.before.task_types, left_out.after) == ((0,), only(made).targets)
+    assert (replaced.before, replaced.after) == (EXPERTS.examples[0].targets, only(made).targets)
+
+
+@pytest.mark.parametrize("success_by", ["verifier", "judge", "person"])
+def test_who_vouches_for_a_plan_vouches_for_others_with_its_subtasks(success_by: Any, tmp_path: Path) -> None:
+    by_large = (node(0, attempts=(attempt(1),)), node(2, 0, attempts=(attempt(1),)))
+    vouched = execution(success_by=success_by, reward=1.0)
+    lines = [vouched, execution(nodes=by_large, reward=5.0, **OWN), execution(nodes=SHORT, reward=9.0, **OWN)]
+    made = prepared(tmp_path, *lines)
+    assert only(made).targets == Targets(task_types=(0, 2), dependencies=((), (0,)), model_selections=(1, 1))
+    assert made.dropped == {BETTER: 1, Reason.SELF_DECLARED.value: 1}
+
+
+def test_a_dependency_comes_from_who_is_vouched_for(tmp_path: Path) -> None:
+    unlinked = execution(nodes=(node(2), node(0)), reward=9.0, **OWN)  # sends before there is a draft
+    assert only(prepare(write_log(tmp_path, unlinked), experts=EXPERTS)).targets.dependencies == ((), (0,))
+
+
+def test_what_leaves_something_out_is_dropped_unless_a_person_says_yes(tmp_path: Path) -> None:
+    short = execution(nodes=SHORT)
+    logs = write_log(tmp_path, short)
+    assert prepare(logs, experts=EXPERTS).dropped == {Reason.LEAVES_OUT.value: 1}
+    append_label(logs / "labels.jsonl", Label(id=short.id, success=True, time="t"))
+    made = prepare(logs, experts=EXPERTS)
+    assert (only(made).targets.task_types, made.labelled) == ((0,), 1)
+
+
+def test_labels_override_what_was_logged(tmp_path: Path) -> None:
+    lines = [execution("one", id="a", **OWN), execution("two", id="b"), execution("three", id="c", success=False)]
+    logs = write_log(tmp_path, *lines)
+    for id, success in (("a", True), ("b", False), ("c", True), ("elsewhere", True)):
+        append_label(logs / "labels.jsonl", Label(id=id, success=success, time="t"))
+    made = prepare(logs)
+    assert [example.instruction for example in made.examples] == ["one", "three"]
+    assert (made.labelled, made.dropped) == (3, {Reason.NOT_SUCCESSFUL.value: 1})
+    (warning,) = made.warnings
+    assert "1 of 4 labels are of executions that are not in the log, such as 'elsewhere'" in warning
+    assert prepare(logs / "executions.jsonl").warnings == []  # they may be of another log of this folder
+    (logs / "executions.jsonl").write_bytes(to_line(execution(id="z")))
+    with pytest.raises(LogError, match=r"labels.jsonl: belongs to other logs"):
+        prepare(logs)
+
+
+def test_experts_without_an_execution_are_mixed_in(tmp_path: Path) -> None:
+    made = prepare(write_log(tmp_path, execution("Review it", nodes=(node(1),))), experts=EXPERTS)
+    assert (only(made).instruction, made.experts) == ("Review it", EXPERTS.examples)
+    write_prepared(made, tmp_path / "train.json")
+    written = read_examples(tmp_path / "train.json", CATALOGUE, max_nodes=2)
+    assert [example.instruction for example in written] == ["Review it", "Draft it and send it"]
+
+
+def test_a_verifier_that_always_says_yes_is_reported(tmp_path: Path) -> None:
+    lines = numbered(30)
+    (warning,) = prepared(tmp_path, *lines).warnings
+    assert warning.startswith("the verifier said yes to all 30 executions: one that never says no explains nothing")
+    lines[3] = execution("other", nodes=(node(0), node(2, 0, status="skipped")))
+    (warning,) = prepared(tmp_path, *lines).warnings
+    assert "all 30 executions, also to 1 in which a subtask was not done" in warning
+    assert prepared(tmp_path, *lines[:29]).warnings == []  # too few to say
+    assert prepared(tmp_path, *lines, execution(success=False)).warnings == []
 
 
 @st.composite
@@ -244,9 +335,13 @@ def test_the_file_and_its_catalogue_are_written(tmp_path: Path) -> None:
     assert sorted(file.name for file in out.parent.iterdir()) == ["catalogue.json", "training_data.json"]
     assert msgspec.json.decode(out.read_bytes())[0] == {
         "instruction": "instruction 0",
-        "targets": {"task_types": [0, 2], "dependencies": [[], [0]], "model_selections": [0, 0]},
+        "targets": {"task_types": ["draft", "send"], "dependencies": [[], [0]], "model_selections": ["small", "small"]},
         "rewards": {"success": 1.0, "cost": -0.02, "latency": -0.2},
     }
+    write_prepared(made, out, ids=True)
+    assert read_examples(out, CATALOGUE, max_nodes=2) == made.examples
+    targets = {"task_types": [0, 2], "dependencies": [[], [0]], "model_selections": [0, 0]}
+    assert msgspec.json.decode(out.read_bytes())[0]["targets"] == targets
 
 
 def test_a_catalogue_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from etude.orchestrator.verifiers import (
     RegexVerifier,
     SchemaVerifier,
     is_cheap,
+    kind_of,
 )
 from etude.orchestrator.workers.openai import OpenAIWorker
 from tests.chat_server import Act, ChatServer
@@ -257,6 +258,13 @@ def judged(answer: str | Act, output: Any = "a summary", **options: Any) -> tupl
                 await judge.close()
 
     return asyncio.run(run()), server
+
+
+def test_only_language_models_are_a_judge() -> None:
+    judge = JudgeVerifier(OpenAIWorker("j", url="http://127.0.0.1:1/v1", model="m"))
+    pattern = RegexVerifier("x")
+    assert [kind_of(one) for one in (judge, AllOf([judge, judge]))] == ["judge", "judge"]
+    assert [kind_of(one) for one in (pattern, AllOf([pattern, judge]))] == ["verifier", "verifier"]
 
 
 class TestJudge:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.orchestrator.virtual_time import VirtualLoop, run_virtually
+from etude.orchestrator.virtual_time import VirtualLoop, real_time, run_virtually
 
 
 def test_hours_take_no_time() -> None:
@@ -108,3 +108,30 @@ def test_a_loop_is_closed_after_its_work() -> None:
     run_virtually(work())
     assert isinstance(loops[0], VirtualLoop)
     assert loops[0].is_closed()
+
+
+def test_under_real_time_a_socket_is_waited_for_and_timers_take_their_time() -> None:
+    async def run() -> tuple[bytes, float, float]:
+        loop = asyncio.get_running_loop()
+
+        async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.02)
+            writer.write(b"late")
+            writer.close()
+
+        server = await asyncio.start_server(late, "127.0.0.1", 0)
+        began_s = time.monotonic()
+        with real_time():
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            async with asyncio.timeout(60):
+                read = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        waited_s, virtual_s = time.monotonic() - began_s, loop.time()
+        server.close()
+        await asyncio.sleep(3600)
+        return read, waited_s, virtual_s
+
+    read, waited_s, virtual_s = run_virtually(run())
+    assert read == b"late"
+    assert 0.019 <= virtual_s <= waited_s

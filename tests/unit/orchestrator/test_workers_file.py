@@ -9,6 +9,7 @@ import math
 import re
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,13 @@ def verify(lines: str) -> str:
     """A file with one verifier, whose keys begin in line 4."""
     body = "".join(f"      {line}\n" for line in lines.splitlines())
     return f"task_types:\n  count:\n    verify:\n{body}workers:\n  w: {{kind: command, command: [wc]}}\n"
+
+
+def parameters(lines: str) -> str:
+    """A file with a task type that has a parameter `n`, whose other keys begin in line 5."""
+    body = "".join(f"    {line}\n" for line in lines.splitlines())
+    schema = "    parameters:\n      {type: object, properties: {n: {type: integer}}}\n"
+    return f"task_types:\n  count:\n{schema}{body}workers:\n  w: {{kind: command, command: [wc]}}\n"
 
 
 def subtask(task_type: str = "count", output: Any = "one two three") -> Subtask:
@@ -291,6 +299,51 @@ WRONG: dict[str, tuple[str | bytes, int, list[str]]] = {
     "no task types": ("human: no\nworkers: {w: {kind: command, command: [wc]}}\n", 1, ["no task types", "add some"]),
     "task type a number": (GOOD.replace("Count words", "3"), 2, ["task_types.count: found 3", "expected a mapping"]),
     "task type misspelt": (GOOD.replace("description:", "descripton:"), 4, ["did you mean 'description'?"]),
+    "input neither required nor optional": (
+        GOOD.replace("description: Write a summary", "input: needed"),
+        4,
+        ["task_types.summarise.input: found 'needed', expected 'required' or 'optional'"],
+    ),
+    "parameters of no object": (
+        GOOD.replace("description: Write a summary", "parameters: {type: array}"),
+        4,
+        ["task_types.summarise.parameters: parameters are no object", "{type: object, properties:"],
+    ),
+    "parameters that are no schema": (
+        GOOD.replace("description: Write a summary", "parameters: {type: object, properties: {n: {type: int}}}"),
+        4,
+        ["task_types.summarise.parameters: the schema is wrong at $.properties.n.type", "correct the schema"],
+    ),
+    "a parameter with the name of an argument": (
+        GOOD.replace("description: Write a summary", "parameters: {type: object, properties: {inputs: {}}}"),
+        4,
+        ["parameters have 'inputs', which has a meaning of its own; rename it"],
+    ),
+    "patterns without parameters": (
+        GOOD.replace("description: Write a summary", "patterns: {n: (.)}"),
+        4,
+        ["task_types.summarise.patterns: is for 'parameters', which are not there"],
+    ),
+    "a pattern of no parameter": (
+        parameters("patterns:\n  nn: (.)"),
+        6,
+        ["task_types.count.patterns.nn: nn is no parameter: did you mean 'n'?"],
+    ),
+    "a pattern that cannot be read": (parameters("patterns: {n: '('}"), 5, ["n has the pattern '('", "correct it"]),
+    "a pattern without a group": (parameters("patterns: {n: a}"), 5, ["'a' with 0 groups: expected one"]),
+    "a model without its URL": (parameters("fill: {model: m}"), 5, ["task_types.count.fill: 'url' is missing"]),
+    "an unknown parameter in a command": (
+        parameters("").replace("[wc]", '[wc, "{param.m}"]'),
+        6,
+        ["workers.w.command.1:", "unknown variable {param.m}: did you mean {param.n}?", "{input.NAME}, {param.n}"],
+    ),
+    "an argument that not every subtask has": (
+        parameters("")
+        .replace("kind: command, command: [wc]", "kind: callable, callable: 'bisect:insort'")
+        .replace("{n: {type: integer}}", "{x: {}, a: {}}"),
+        6,
+        ["workers.w.callable: insort_right requires 'a', which not every subtask has: give it a default"],
+    ),
     "limit misspelt": (GOOD.replace("max_cost_usd", "max_cost"), 16, ["limits.max_cost:", "mean 'max_cost_usd'?"]),
     "limit of the wrong type": (GOOD.replace("0.5", "a lot"), 16, ["limits.max_cost_usd: found 'a lot'", "number"]),
     "limits a number": (
@@ -571,14 +624,14 @@ def test_the_example_works_without_a_network() -> None:
         asked = {"wc": "count", "words": "keywords", "tape": "summarise"}
         found = {}
         for name, task_type in asked.items():
-            given = subtask(task_type, "small steps and small checks")
+            given = replace(subtask(task_type, "small steps and small checks"), parameters={"count": 2})
             output = (await crew_of(file).workers[name].do(given)).output
             found[name] = output, (await crew_of(file).verifiers[task_type](given, output)).ok
         return found
 
     found = asyncio.run(run())
     assert found["wc"] == ("5", True)
-    assert found["words"] == (["small", "steps", "checks"], True)
+    assert found["words"] == (["small", "steps"], True)
     assert found["tape"][1]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,15 +16,32 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from etude.cli.display import console, print_command, print_json, print_warning
-from etude.cli.orchestrator.execution_display import summary_tables
-from etude.cli.orchestrator.run import Strict, Unredacted, UserOption, WorkersOption, check_workers, prepare_log
+from etude.cli.orchestrator.execution_display import success_sentence, summary_tables
+from etude.cli.orchestrator.run import (
+    Fallback,
+    InputOption,
+    MinProbability,
+    Strict,
+    Unredacted,
+    UserOption,
+    WorkersOption,
+    check_workers,
+    prepare_log,
+    shortened,
+)
 from etude.contracts.errors import LogError
-from etude.orchestrator.executor import Orchestrator, Result
-from etude.orchestrator.log import ExecutionLog, read_log
+from etude.contracts.trajectory import Trajectory
+from etude.orchestrator.fallback import MIN_PROBABILITY
+from etude.orchestrator.inputs import Inputs, parse_inputs
+from etude.orchestrator.log import ExecutionLog, Redact, logs_in, read_log
 from etude.orchestrator.metrics import summarise
 from etude.orchestrator.record import Execution
 from etude.orchestrator.virtual_time import run_virtually
-from etude.orchestrator.workplace import Workplace, instructions_for, make_decider, make_workplace, settings_of
+from etude.problems.workflow.decisions import PROBLEM
+
+if TYPE_CHECKING:  # these bring torch, which help does not need
+    from etude.orchestrator.executor import Orchestrator, Result
+    from etude.orchestrator.workplace import Workplace
 
 STEPS = 10
 """Number of progress lines without a terminal."""
@@ -33,35 +52,53 @@ def collect(
     out: Annotated[Path, typer.Option(help="Folder of the log.")] = Path("execution_logs"),
     workers: WorkersOption = None,
     policy: Annotated[
-        str, typer.Option(help="Policy that decides: a run of `etude train workflow`, or rules, retry, random.")
+        str,
+        typer.Option(
+            help="Policy that decides: a run of `etude train workflow`, llm:URL#MODEL, or rules, retry, random."
+        ),
     ] = "rules",
+    fallback: Fallback = None,
+    min_probability: MinProbability = MIN_PROBABILITY,
     instructions: Annotated[
-        Path | None, typer.Option(help="File of instructions, one per line.", show_default="made up from the catalogue")
+        Path | None,
+        typer.Option(
+            help="File of instructions, one per line: text, or JSON with inputs.",
+            show_default="made up from the catalogue",
+        ),
     ] = None,
+    input_: InputOption = None,
     explore: Annotated[
         float, typer.Option(min=0, max=1, help="Share of decisions made at random; a run samples as in training.")
     ] = 0.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Number of workflows at a time.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of instructions and random decisions.")] = 0,
+    append: Annotated[
+        bool, typer.Option("--append", help="Log in a folder that also holds workflows of other policies.")
+    ] = False,
     user: UserOption = None,
     unredacted: Unredacted = False,
     strict: Strict = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Carry out many workflows and log what happened, redacted. If it was interrupted, the same command resumes."""
+    from etude.orchestrator.executor import Orchestrator
+    from etude.orchestrator.workplace import instructions_for, make_decider, make_workplace, settings_of
+
     screen = console(stderr=as_json)
+    inputs = parse_inputs(input_ or ())
     with screen.status("reading workers and instructions"):
         place = make_workplace(workers, settings=settings_of(policy), seed=seed)
-        decider = make_decider(policy, place, explore=explore)
+        decider = make_decider(policy, place, explore=explore, fallback=fallback, min_probability=min_probability)
         asked = instructions_for(place, num_executions, file=instructions, seed=seed)
     redact = prepare_log(out, user, unredacted=unredacted)
     with ExecutionLog(out, place.crew.catalogue, redact=redact) as log:
-        there = logged_numbers(out, decider.version)
+        there = logged_numbers(out, decider.version, append=append)
+        _check_instructions(out, there, asked, redact)
         waiting = [(i, text) for i, text in enumerate(asked) if i not in there]
         _announce(out, len(asked), len(waiting), decider.version, place, screen)
         orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
         try:
-            carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict)
+            carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict, inputs=inputs)
         except KeyboardInterrupt:
             print_command("interrupted; what was under way is in the log. The same command resumes:", screen)
             raise typer.Exit(130) from None
@@ -70,24 +107,48 @@ def collect(
         print_json(summary.to_json())
     for part in summary_tables(summary):
         screen.print(part)
-    screen.print(f"\nnext: etude prepare --logs {escape(str(out))} --out training_data.json", soft_wrap=True)
+    screen.print(f"\n{success_sentence(summary.successes_by)}", soft_wrap=True)
+    screen.print(f"next: etude prepare --logs {escape(str(out))} --out training_data.json", soft_wrap=True)
 
 
-def logged_numbers(folder: Path, version: str) -> set[int]:
-    """The workflows of a collection that are in its log; LogError where another policy decided about them."""
-    there = [execution for execution in logged(folder) if execution.number is not None]
-    others = sorted({execution.policy for execution in there} - {version})
-    if others:
+def logged_numbers(folder: Path, version: str, *, append: bool = False) -> dict[int, str]:
+    """The instructions of this policy's workflows in the log, by number.
+
+    LogError where other policies logged there, unless this one is to be appended.
+    """
+    there, others = dict[int, str](), Counter[str]()
+    for execution in logged(folder):
+        if execution.number is not None and execution.policy == version:
+            there[execution.number] = execution.instruction
+        elif execution.number is not None:
+            others[execution.policy] += 1
+    if others and not append:
         raise LogError(
-            f"{folder}: holds {len(there):,} workflows decided by {', '.join(map(repr, others))}, not by {version!r}: "
-            "log this policy's in another folder"
+            f"{folder}: holds {others.total():,} workflows decided by {', '.join(map(repr, sorted(others)))}, not by "
+            f"{version!r}: choose another folder with --out, or log next to them with --append"
         )
-    return {execution.number for execution in there if execution.number is not None}
+    return there
+
+
+def _check_instructions(folder: Path, there: Mapping[int, str], asked: Sequence[str], redact: Redact | None) -> None:
+    """LogError where the log has other instructions: a collection resumes only with its own."""
+    for number, logged_text in there.items():
+        if number < len(asked) and logged_text != (text := asked[number]):
+            if redact is not None and logged_text == redact(_with_task(text)).task:
+                continue
+            raise LogError(
+                f"{folder}: workflow {number} of its log is {shortened(logged_text)!r}, not {shortened(text)!r}: give "
+                "the instructions and seed that it was collected with, or choose another folder with --out"
+            )
+
+
+def _with_task(text: str) -> Trajectory:
+    return Trajectory(id="unlogged", time=datetime.now(UTC), task=text, problem=PROBLEM)
 
 
 def logged(folder: Path) -> Iterator[Execution]:
     """The executions of a log that were carried out to their end; none where there is no log."""
-    for line in read_log(folder) if any(folder.glob("*.jsonl")) else ():
+    for line in read_log(folder) if logs_in(folder) else ():
         if isinstance(line, Execution) and line.ended != "cancelled":
             yield line
 
@@ -110,21 +171,25 @@ def carry_out_all(
     *,
     user: str | None = None,
     strict: bool = False,
+    inputs: Inputs | None = None,
 ) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
 
     async def all_of_them() -> None:
         refused: list[Result] = []
+        lacking: list[Result] = []
         try:
+            await orchestrator.check()
             await check_workers(place, strict=strict)
             done, successes = 0, 0
-            results = orchestrator.stream(waiting, concurrency=concurrency, user=user)
+            results = orchestrator.stream(waiting, concurrency=concurrency, user=user, inputs=inputs)
             with Progress(*columns, *times, console=screen, transient=True, disable=not screen.is_terminal) as bar:
                 task = bar.add_task("success –", total=len(waiting))
                 async with aclosing(results):
                     async for result in results:
                         refused += [result] if result.refused else []
+                        lacking += [result] if result.lacks_input else []
                         done, successes = done + 1, successes + result.success
                         bar.update(task, completed=done, description=f"success {successes / done:.0%}")
                         if not screen.is_terminal and done % max(1, len(waiting) // STEPS) == 0:
@@ -133,6 +198,9 @@ def carry_out_all(
             await orchestrator.close()
         if refused:
             said = f"{len(refused):,} workflows were refused and are not logged: {refused[0].error}"
+            print_warning(escape(said), console(stderr=True))
+        if lacking:
+            said = f"{len(lacking):,} workflows failed before their first attempt: {lacking[0].error}"
             print_warning(escape(said), console(stderr=True))
 
     run_virtually(all_of_them()) if place.is_simulated else asyncio.run(all_of_them())

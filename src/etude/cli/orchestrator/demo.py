@@ -37,6 +37,7 @@ from etude.learning.compute import one_thread
 from etude.learning.requests import LearnRequest
 from etude.learning.run_folder import RunFolder
 from etude.orchestrator.executor import Orchestrator
+from etude.orchestrator.flow import PlanDecider
 from etude.orchestrator.log import ExecutionLog, log_catalogue
 from etude.orchestrator.metrics import Summary, summarise
 from etude.orchestrator.prepare import Prepared, prepare, write_prepared
@@ -48,7 +49,6 @@ from etude.orchestrator.workplace import (
     make_decider,
     make_workplace,
 )
-from etude.problems.workflow.decide import WorkflowDecider
 from etude.problems.workflow.settings import WorkflowSettings
 
 LOGS, DATA, PHASE_1, PHASE_2, COMPARISON, ASKED = "logs", "training_data.json", "p1", "p2", "comparison", "demo.json"
@@ -260,7 +260,7 @@ def _compare(asked: Asked, own: WorkflowSettings, root: Path, screen: Console) -
 
 
 def _carried_out(
-    decider: WorkflowDecider, fresh: list[str], seed: int, own: WorkflowSettings, logs: Path
+    decider: PlanDecider, fresh: list[str], seed: int, own: WorkflowSettings, logs: Path
 ) -> list[Execution]:
     """Carry out the instructions, each policy in the same state of the office; logged ones are not repeated."""
     there = {execution.number for execution in logged(logs)}

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from rich.console import RenderableType
 from rich.markup import escape
 
-from etude.cli.display import table
+from etude.cli.display import SAID_BY, table
 from etude.evidence.intervals import Estimate
 from etude.orchestrator.metrics import Calls, Faults, Summary
 
+SELF_DECLARED = (
+    "self-declared: no verifier of the whole workflow; configure `verify:` in workers.yaml or label with `etude label`"
+)
 NUMBERS = ("calls", "success", "USD per call", "ms per call", "count", "done in the end")
 
 
@@ -30,7 +33,8 @@ def _overall(summary: Summary) -> RenderableType:
     violations = sum(summary.violations.values())
     rows = [
         ["workflows", f"{summary.count:,}", f"{summary.successes:,} of them succeeded"],
-        ["how they ended", "", _counts(summary.ended)],
+        ["how they ended", "", _ends(summary)],
+        ["planned by", "", _shares(summary.planned_by)],
         ["success", *_share(summary.success)],
         ["cost, USD", *_mean(summary.cost_usd)],
         ["latency, ms", *_mean(summary.latency_ms)],
@@ -41,6 +45,22 @@ def _overall(summary: Summary) -> RenderableType:
         ["attempts per node", *_mean(summary.attempts_per_node)],
     ]
     return table("", "all", "95 % interval", rows=rows, right=("all",))
+
+
+def _ends(summary: Summary) -> str:
+    """Successes apart from what was done without success."""
+    others = {"done without success" if end == "done" else end: n for end, n in summary.unsuccessful.items()}
+    return _counts(({"success": summary.successes} if summary.successes else {}) | others)
+
+
+def success_sentence(successes_by: Mapping[str, int]) -> str:
+    """Who said that workflows succeeded, in words; empty where none did."""
+    if set(successes_by) == {"self"}:
+        return f"success is {SELF_DECLARED}"
+    said = ", ".join(f"{SAID_BY[by]} {count:,}" for by, count in successes_by.items())
+    return (
+        f"successes by who said so: {said}" + (f"; {SELF_DECLARED}" if "self" in successes_by else "") if said else ""
+    )
 
 
 def _calls(what: str, rows: Mapping[str, Calls]) -> RenderableType:
@@ -86,6 +106,11 @@ def _mean(estimate: Estimate) -> tuple[str, str]:
 def _number(value: float) -> str:
     """Four digits: prices of calls are small, latencies large."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _shares(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return escape(", ".join(f"{name} {count / total:.1%}" for name, count in counts.items()))
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from etude.cli.display import console, print_json, table
 from etude.problems.catalogue import read_catalogue
-from etude.problems.workflow.artefact import load_planner
 from etude.problems.workflow.drawing import to_svg
 from etude.problems.workflow.plan import Plan
 
@@ -27,6 +26,8 @@ def plan(
     svg: Annotated[Path | None, typer.Option(help="SVG file to draw the plan into.")] = None,
 ) -> None:
     """Make a plan for an instruction."""
+    from etude.problems.workflow.artefact import load_planner
+
     planner = load_planner(run)
     if catalogue is not None:
         planner = planner.under(read_catalogue(catalogue))

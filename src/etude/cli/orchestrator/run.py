@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,22 +15,23 @@ from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from etude.bootstrap.executions import log_redaction, register_log
-from etude.bootstrap.experience import collector
-from etude.cli.display import console, duration, print_json, print_warning
-from etude.cli.orchestrator.execution_detail import final_plan, standing
+from etude.cli.display import SAID_BY, console, duration, print_json, print_warning
+from etude.cli.orchestrator.execution_display import SELF_DECLARED
 from etude.cli.orchestrator.plan import read_stdin
 from etude.contracts.errors import DataError, WorkersError
-from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
+from etude.orchestrator.fallback import MIN_PROBABILITY
+from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact
 from etude.orchestrator.virtual_time import run_virtually
-from etude.orchestrator.workers_file import unreachable_workers
-from etude.orchestrator.workplace import Workplace, make_decider, make_workplace, settings_of
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.drawing import to_svg
-from etude.problems.workflow.grammar import Correction
 from etude.problems.workflow.plan import topological_order
-from etude.problems.workflow.progress import Step
+
+if TYPE_CHECKING:  # these bring torch, which help does not need
+    from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
+    from etude.orchestrator.workplace import Workplace
+    from etude.problems.workflow.grammar import Correction
+    from etude.problems.workflow.progress import Step
 
 WorkersOption = Annotated[Path | None, typer.Option(help="YAML file of workers.", show_default="a simulated office")]
 UserOption = Annotated[
@@ -43,6 +44,21 @@ Unredacted = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start if any worker cannot be reached, not only a needed one.")
 ]
+Fallback = Annotated[
+    str | None,
+    typer.Option(help="Language model that plans what the run is not sure of: llm:URL#MODEL.", metavar="llm:URL#MODEL"),
+]
+MinProbability = Annotated[
+    float, typer.Option(min=0, max=1, help="Probability of its plan below which a run leaves planning to the fallback.")
+]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=FILE|TEXT",
+        help="Input of the workflow: a file if there is one, else the text; NAME=@FILE, NAME:=JSON. May be repeated.",
+    ),
+]
 MAX_SHOWN_CHARS = 200
 """Maximum length of an instruction, an output or a message on the screen."""
 MARKS = {"planned": "[dim]○[/]", "running": "[yellow]◐[/]", "done": "[green]●[/]", "failed": "[red]✗[/]"}
@@ -51,10 +67,16 @@ MARKS["skipped"] = "[dim]–[/]"
 
 def run(
     policy: Annotated[
-        str, typer.Argument(help="A run of `etude train workflow`, or rules, retry, random.", show_default=False)
+        str,
+        typer.Argument(
+            help="A run of `etude train workflow`, llm:URL#MODEL, or rules, retry, random.", show_default=False
+        ),
     ],
     instruction: Annotated[str, typer.Argument(help="Instruction; - reads it from stdin.", show_default=False)],
     workers: WorkersOption = None,
+    fallback: Fallback = None,
+    min_probability: MinProbability = MIN_PROBABILITY,
+    input_: InputOption = None,
     log: Annotated[Path | None, typer.Option(help="Folder to log the execution in, redacted.")] = None,
     experience: Annotated[
         bool, typer.Option("--experience", help="Keep the execution as a trajectory to learn from.")
@@ -67,19 +89,25 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the execution as JSON, as in a log.")] = False,
 ) -> None:
     """Plan an instruction, carry out the plan, correct failures."""
+    from etude.orchestrator.executor import Orchestrator
+    from etude.orchestrator.workplace import make_decider, make_workplace, settings_of
+
     screen = console(stderr=as_json)
+    inputs = parse_inputs(input_ or ())
     place = make_workplace(workers, settings=settings_of(policy))
-    decider = make_decider(policy, place)
+    decider = make_decider(policy, place, fallback=fallback, min_probability=min_probability)
     text = read_stdin() if instruction == "-" else instruction
     human = _asking(screen) if ask or (place.file is not None and place.file.human) else None
     redact = prepare_log(log, user, unredacted=unredacted) if log else None
     with ExecutionLog(log, place.crew.catalogue, redact=redact) if log else nullcontext() as kept:
         view = View(place.crew.catalogue, screen)
         orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human)
-        result = carry_out(place, orchestrator, text, view, user=user, strict=strict)
+        result = carry_out(place, orchestrator, text, view, user=user, strict=strict, inputs=inputs)
     if result.refused:
         raise WorkersError(result.error)
     if experience:
+        from etude.bootstrap.experience import collector
+
         collector().publish(result.trajectory)
     if svg is not None:
         _write(svg, drawn(result, place.crew.catalogue))
@@ -93,21 +121,31 @@ def run(
 
 def prepare_log(folder: Path, user: str | None, *, unredacted: bool) -> Redact | None:
     """What redacts its lines; a log that names a user is registered, so that forgetting that user reaches it."""
+    from etude.bootstrap.executions import log_redaction, register_log
+
     if user is not None:
         register_log(folder)
     return None if unredacted else log_redaction()
 
 
 def carry_out(
-    place: Workplace, orchestrator: Orchestrator, instruction: str, view: View, *, user: str | None, strict: bool
+    place: Workplace,
+    orchestrator: Orchestrator,
+    instruction: str,
+    view: View,
+    *,
+    user: str | None,
+    strict: bool,
+    inputs: Inputs | None = None,
 ) -> Result:
     """Carry out the workflow; simulated workers run in virtual time."""
 
     async def once() -> Result:
         try:
+            await orchestrator.check()
             await check_workers(place, strict=strict)
             with view.live or nullcontext():
-                return await orchestrator.execute(instruction, user=user)
+                return await orchestrator.execute(instruction, user=user, inputs=inputs)
         finally:
             await orchestrator.close()
 
@@ -116,6 +154,8 @@ def carry_out(
 
 async def check_workers(place: Workplace, *, strict: bool) -> None:
     """Reports workers that cannot be reached, which are then given no work; `strict` refuses to start."""
+    from etude.orchestrator.workers_file import unreachable_workers
+
     if place.file is None or place.is_simulated:
         return
     place.crew.unreachable = found = await unreachable_workers(place.file)
@@ -134,6 +174,8 @@ def _write(path: Path, text: str) -> None:
 
 def drawn(result: Result, catalogue: Catalogue) -> str:
     """A drawing of the final nodes."""
+    from etude.cli.orchestrator.execution_detail import final_plan, standing
+
     nodes = standing(result.execution)
     plan = final_plan(nodes, catalogue, result.execution.instruction)
     return to_svg(plan, status=[node.status for node in nodes])
@@ -171,8 +213,7 @@ class View:
             branches[id(step)] = parent.add(self._line(step, before[:-1], event))
         for step in progress.dropped:
             root.add(f"[dim]{escape(self._name(step))}: replanned[/]")
-        spent = sum(attempt.cost_usd for s in (*progress.steps, *progress.dropped) for attempt in s.tries)
-        return Group(root, f"[dim]{duration(event.at_ms / 1000)}, {spent:.4f} USD[/]")
+        return Group(root, f"[dim]{duration(event.at_ms / 1000)}, {progress.spent_usd:.4f} USD[/]")
 
     def _line(self, step: Step, others: list[Step], event: Event) -> str:
         state = "running" if step.begun else step.status.name.lower()
@@ -215,6 +256,11 @@ def _conclude(result: Result, screen: Console, place: Workplace) -> None:
         f"for {result.cost_usd:.4f} USD",
         soft_wrap=True,
     )
+    if result.lacks_input and " input" in result.error:
+        screen.print("give it an input with --input NAME=FILE or --input NAME=TEXT", soft_wrap=True)
+    if result.success and (by := result.trajectory.outcome.success_by):
+        said = f"success is {SELF_DECLARED}" if by == "self" else f"{SAID_BY[by]} said that it succeeded"
+        screen.print(f"[dim]{said}[/]", soft_wrap=True)
     if result.success and not place.is_simulated:
         outputs = result.output if isinstance(result.output, dict) else {"": result.output}
         for made in outputs.values():

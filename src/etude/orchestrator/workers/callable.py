@@ -19,7 +19,8 @@ from etude.contracts.suggestions import nearest
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
 
 T = TypeVar("T")
-NAMES = ("subtask", "instruction", "inputs", "task_type", "description")
+NAMES = ("subtask", "instruction", "inputs", "task_type", "description", "workflow_inputs", "parameters")
+"""Arguments that a callable may name, besides the parameters of its task types."""
 
 
 class CallableWorker(Worker):
@@ -30,16 +31,24 @@ class CallableWorker(Worker):
     all else as UNKNOWN. A Reply is taken as it is; anything else is the output.
     """
 
-    def __init__(self, name: str, call: Callable[..., Any], *, usd_per_call: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        *,
+        usd_per_call: float = 0.0,
+        parameters: Mapping[str, bool] = {},  # of its task types: whether every subtask has it
+    ) -> None:
         self.name = name
         self._usd = usd_per_call or None  # None: what the catalogue says
-        self._call, self._names = call, argument_names(call, NAMES, positional=1)
+        self._call, self._names = call, argument_names(call, (*NAMES, *parameters), positional=1)
+        _check_defaults(call, [name for name in self._names if not parameters.get(name, True)])
 
     def max_usd(self, subtask: Subtask) -> float | None:
         return self._usd
 
     async def do(self, subtask: Subtask) -> Reply:
-        known = {"subtask": subtask} | {name: getattr(subtask, name) for name in NAMES[1:]}
+        known = dict(subtask.parameters) | known_arguments(subtask)
         try:
             output = await call_anyhow(self._call, *arguments(self._names, known, (subtask,)))
         except WorkerError:
@@ -49,6 +58,24 @@ class CallableWorker(Worker):
             fault = Fault.TIMEOUT if isinstance(error, TimeoutError) else away
             raise WorkerError(described(error), fault=fault, cost_usd=self._usd) from error
         return output if isinstance(output, Reply) else Reply(output=output, cost_usd=self._usd)
+
+
+def known_arguments(subtask: Subtask) -> dict[str, Any]:
+    """The arguments that a callable may name; the inputs of the workflow as their values."""
+    values = {name: given.value for name, given in subtask.workflow_inputs.items()}
+    known: dict[str, Any] = {name: getattr(subtask, name) for name in NAMES[1:]}
+    return known | {"subtask": subtask, "workflow_inputs": values}
+
+
+def _check_defaults(call: Callable[..., Any], names: Sequence[str]) -> None:
+    """WorkersError if a callable requires a parameter that some of its subtasks do not have."""
+    for name in names:
+        argument = inspect.signature(call).parameters.get(name)
+        if argument is not None and argument.default is argument.empty:
+            raise WorkersError(
+                f"{getattr(call, '__name__', call)} requires {name!r}, which not every subtask has: give it a default "
+                "in Python, or make the parameter required in every task type of this worker"
+            )
 
 
 def described(error: BaseException) -> str:
@@ -90,7 +117,7 @@ def argument_names(call: Callable[..., Any], names: Sequence[str], *, positional
 def arguments(
     names: Sequence[str], known: Mapping[str, Any], positional: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return ((), {name: known[name] for name in names}) if names else (positional, {})
+    return ((), {name: known[name] for name in names if name in known}) if names else (positional, {})
 
 
 async def call_anyhow(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -14,10 +14,11 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
 import msgspec
@@ -25,7 +26,7 @@ import msgspec
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Worker
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
-from etude.orchestrator.workers.template import Template
+from etude.orchestrator.workers.template import INPUT, Template, as_text, needs_input, workflow_input
 
 Command = Sequence[str] | str
 
@@ -36,6 +37,10 @@ DRAIN_S = 1.0
 TAIL_BYTES = 4096
 PIPE_BYTES = 2**16
 SHELL = "/bin/sh"
+MAX_ARGUMENT_BYTES = 1 << 15
+"""Maximum length of an argument or an environment variable; systems allow 128 KiB or less."""
+INPUT_FILE = "input_file"
+"""A variable of commands: the path of a file with the input."""
 
 FAULTS = {
     64: Fault.WRONG_INPUT,  # EX_USAGE
@@ -53,8 +58,12 @@ class CommandWorker(Worker):
     A list is run as it is, without a shell, each argument after the program a template with the variables of prompts.
     Where a text may begin with a dash, put "--" before it. A str is run by the shell, and nothing is filled in: a text
     would be run too. Either reads {"instruction", "task_type", "description", "inputs": [{"task_type", "output"}]} on
-    stdin, or `stdin` as a template, which unlike an argument may be of any length; and ETUDE_TASK_TYPE, ETUDE_WORKFLOW
-    and ETUDE_NODE in its environment.
+    stdin, with "files" and "parameters" where there are any, or `stdin` as a template.
+
+    A text of any length goes to stdin or into a file: {input_file} is the path of a file with {input}, and in arguments
+    {input.NAME} the path of an input of the workflow. An argument that is longer than MAX_ARGUMENT_BYTES is refused.
+    In its environment are ETUDE_TASK_TYPE, ETUDE_WORKFLOW, ETUDE_NODE, the paths ETUDE_INPUT_NAME of the workflow's
+    inputs and the parameters ETUDE_PARAM_NAME, with names in capitals.
 
     An object or a list in JSON on stdout is decoded; all else is text, without the last line's end.
     """
@@ -73,25 +82,39 @@ class CommandWorker(Worker):
         self.name = name
         self._command, self._cwd, self._env = checked_command(command), cwd, dict(env or {})
         self._arguments = _templates(self._command)
-        self._stdin = None if stdin is None else Template("stdin", stdin)
+        self._stdin = None if stdin is None else Template("stdin", stdin, more=(INPUT_FILE,))
         self._usd, self._max_bytes = usd_per_call or None, max_bytes
 
     async def check(self) -> None:
         check_program(self._command, cwd=self._cwd, env=self._env)
 
+    def check_subtask(self, subtask: Subtask) -> None:
+        if self._stdin is not None:
+            self._stdin.render(subtask, **{INPUT_FILE: ""})
+        for i, argument in enumerate(self._filled(subtask, "") if not isinstance(self._command, str) else ()):
+            _check_length(f"argument {i} of command, {self._command[i]!r:.60}, is", argument)
+        for name, value in subtask_variables(subtask).items():
+            _check_length(f"the variable {name} is", value)
+
+    def needs_input(self, task_type: str) -> bool:
+        return needs_input(*self._arguments, self._stdin)
+
     def max_usd(self, subtask: Subtask) -> float | None:
         return self._usd
 
     async def do(self, subtask: Subtask) -> Reply:
-        stdin = _request(subtask) if self._stdin is None else self._stdin.render(subtask)
+        self.check_subtask(subtask)
+        uses_file = any(INPUT_FILE in template.variables for template in (*self._arguments, self._stdin) if template)
         try:
-            ran = await run_process(
-                self._filled(subtask),
-                stdin=stdin.encode("utf-8", "replace"),
-                env=self._env | subtask_variables(subtask),
-                cwd=self._cwd,
-                max_bytes=self._max_bytes,
-            )
+            with _input_file(subtask) if uses_file else nullcontext("") as file:
+                stdin = _request(subtask) if self._stdin is None else self._stdin.render(subtask, **{INPUT_FILE: file})
+                ran = await run_process(
+                    self._filled(subtask, file),
+                    stdin=stdin.encode("utf-8", "replace"),
+                    env=self._env | subtask_variables(subtask),
+                    cwd=self._cwd,
+                    max_bytes=self._max_bytes,
+                )
         except OSError as error:
             fault = Fault.WRONG_INPUT if error.errno == errno.E2BIG else Fault.UNAVAILABLE
             raise WorkerError(f"{self._program()!r} cannot be run: {error}", fault=fault, cost_usd=0.0) from error
@@ -105,10 +128,13 @@ class CommandWorker(Worker):
             raise self._failed(ran.ending(), FAULTS.get(ran.code, Fault.UNKNOWN))
         return Reply(output=_decoded(ran.stdout.decode("utf-8", "replace")), cost_usd=self._usd)
 
-    def _filled(self, subtask: Subtask) -> Command:
+    def _filled(self, subtask: Subtask, input_file: str) -> Command:
         if isinstance(self._command, str):
             return self._command
-        filled = [argument.render(subtask).encode("utf-8", "replace").decode() for argument in self._arguments]
+        variables = {name for argument in self._arguments for name in argument.variables if name.startswith(INPUT)}
+        paths = {name: workflow_input(subtask, name.removeprefix(INPUT)).path for name in variables}
+        paths[INPUT_FILE] = input_file
+        filled = [argument.render(subtask, **paths).encode("utf-8", "replace").decode() for argument in self._arguments]
         return [self._command[0], *filled]
 
     def _program(self) -> str:
@@ -136,7 +162,36 @@ def _templates(command: Command) -> list[Template]:
         return []
     if Template("the program of command", command[0]).variables:
         raise WorkersError(f"the program of command is {command[0]!r}: variables may only stand in its arguments")
-    return [Template(f"argument {i} of command", text) for i, text in enumerate(command[1:], start=1)]
+    return [
+        Template(f"argument {i} of command", text, more=(INPUT_FILE,)) for i, text in enumerate(command[1:], start=1)
+    ]
+
+
+def _check_length(what: str, text: str) -> None:
+    """WorkerError for a text that is too long for an argument or a variable."""
+    if (size := len(text.encode("utf-8", "replace"))) > MAX_ARGUMENT_BYTES:
+        raise WorkerError(
+            f"{what} too long: {size:,} bytes, expected at most {MAX_ARGUMENT_BYTES:,}; pass a long text by stdin, "
+            "or as a file by {input_file} or {input.NAME}",
+            fault=Fault.WRONG_INPUT,
+            cost_usd=0.0,
+        )
+
+
+@contextmanager
+def _input_file(subtask: Subtask) -> Iterator[str]:
+    """The path of a private file with the last input of a subtask."""
+    if not subtask.inputs:
+        raise WorkerError("it has no input to put into a file", fault=Fault.WRONG_INPUT, cost_usd=0.0)
+    last = subtask.inputs[-1]
+    if last.name:
+        yield workflow_input(subtask, last.name).path
+        return
+    with TemporaryDirectory(prefix="etude-input-") as folder:
+        file = Path(folder) / "input.txt"
+        content = last.output if isinstance(last.output, bytes) else as_text(last.output).encode("utf-8", "replace")
+        file.write_bytes(content)
+        yield str(file)
 
 
 def check_program(command: Command, *, cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> None:
@@ -159,15 +214,23 @@ def subtask_variables(subtask: Subtask) -> dict[str, str]:
         "ETUDE_TASK_TYPE": subtask.task_type,
         "ETUDE_WORKFLOW": subtask.workflow,
         "ETUDE_NODE": str(subtask.node),
+        **{f"ETUDE_INPUT_{name.upper()}": given.path for name, given in subtask.workflow_inputs.items()},
+        **{f"ETUDE_PARAM_{name.upper()}": as_text(value) for name, value in subtask.parameters.items()},
     }
     return {name: value.encode("utf-8", "replace").decode().replace("\0", "") for name, value in variables.items()}
 
 
 def _request(subtask: Subtask) -> str:
-    made = [{"task_type": given.task_type, "output": given.output} for given in subtask.inputs]
+    made = [
+        ({"name": given.name} if given.name else {"task_type": given.task_type})
+        | ({} if given.name and isinstance(given.output, bytes) else {"output": given.output})  # its file has it
+        for given in subtask.inputs
+    ]
     asked = {"instruction": subtask.instruction, "task_type": subtask.task_type, "description": subtask.description}
+    files = {name: given.path for name, given in subtask.workflow_inputs.items()}
+    more = {name: value for name, value in (("files", files), ("parameters", dict(subtask.parameters))) if value}
     try:
-        return json.dumps(asked | {"inputs": made}, default=str)
+        return json.dumps(asked | {"inputs": made} | more, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise WorkerError(f"an input is no JSON: {error}", fault=Fault.WRONG_INPUT, cost_usd=0.0) from error
 

@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 from etude.contracts.errors import EndpointError, MissingExtraError, WorkersError
 from etude.contracts.services import authorisation, checked_url
 from etude.contracts.work import Fault, Reply, Subtask, WorkerError
-from etude.orchestrator.workers.template import Template, as_text
+from etude.orchestrator.workers.template import Template, as_text, needs_input
 
 if TYPE_CHECKING:
     import httpx
@@ -33,6 +33,7 @@ The task: {instruction}
 
 Your step: {task_type}
 {description}
+{parameters}
 
 {inputs}
 
@@ -151,6 +152,12 @@ class OpenAIWorker:
         with suppress(OSError):
             await writer.wait_closed()
 
+    def check_subtask(self, subtask: Subtask) -> None:
+        self.rendered(subtask)
+
+    def needs_input(self, task_type: str) -> bool:
+        return needs_input(self._prompts.get(task_type, self._prompt))
+
     def max_usd(self, subtask: Subtask) -> float | None:
         """One answer of the longest kind: every byte of the prompt a token, for a token takes at least one."""
         return self.max_usd_for(self.rendered(subtask))
@@ -170,11 +177,14 @@ class OpenAIWorker:
         """The prompt for a subtask."""
         return _utf8(self._prompts.get(subtask.task_type, self._prompt).render(subtask).strip())
 
-    async def ask(self, prompt: str, *, timeout_s: float | None = None) -> Reply:
-        """The answer to a prompt as it stands. It does not wait for another request beyond `timeout_s`."""
+    async def ask(self, prompt: str, *, timeout_s: float | None = None, extra: Mapping[str, Any] = {}) -> Reply:
+        """The answer to a prompt as it stands; `extra` are more fields of this request.
+
+        It does not wait for another request beyond `timeout_s`.
+        """
         messages = [*self._system, {"role": "user", "content": _utf8(prompt)}]
         tokens_in = math.ceil(sum(len(message["content"].encode()) for message in messages) / 4)
-        body = json.dumps(self._request | {"messages": messages}).encode()
+        body = json.dumps(self._request | dict(extra) | {"messages": messages}).encode()
         loop = asyncio.get_running_loop()
         ends_s = math.inf if timeout_s is None else loop.time() + timeout_s
         tried = 0

@@ -55,7 +55,10 @@ class SimulatedWorker(Worker):
     async def do(self, subtask: Subtask) -> Reply:
         office, day = self.crew.office, self.crew.days[subtask.workflow]
         await asyncio.sleep(office.latency_ms(day, self.index) / 1000)
-        kind, given = self.crew.kinds[subtask.task_type], [self.crew.kinds[i.task_type] for i in subtask.inputs]
+        kind, given = (
+            self.crew.kinds[subtask.task_type],
+            [self.crew.kinds[i.task_type] for i in subtask.inputs if not i.name],
+        )
         outcome = office.attempt(day, kind, given, self.index, self.crew.rng.random())
         usd = office.catalogue.workers[self.index].cost_usd()
         if outcome != ErrorCategory.NONE:

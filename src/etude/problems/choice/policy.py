@@ -21,8 +21,8 @@ from etude.contracts.plain import plain
 from etude.contracts.policy import SAMPLED
 from etude.contracts.suggestions import nearest
 from etude.learning.artefact import Artefact
+from etude.learning.explore import Explore, probabilities
 from etude.problems.choice.contexts import read_context
-from etude.problems.choice.explore import Explore, probabilities
 from etude.problems.choice.model import ChoiceModel, Expectation
 from etude.problems.choice.options import Offered
 from etude.problems.choice.rows import COST, LATENCY, QUALITY, SUCCESS

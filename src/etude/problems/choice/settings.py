@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from etude.problems.choice.explore import Explore
+from etude.learning.explore import Explore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ SPEC = ProblemSpec(
     name="workflow",
     summary="How an instruction becomes a plan: which subtasks, in which order, and which worker does each.",
     settings="etude.problems.workflow.settings:WorkflowSettings",
-    sections=("office", "limits", "planner", "training"),
+    sections=("office", "limits", "planner", "worker_model", "training"),
     learners={
         IMITATE: "etude.problems.workflow.phase1:imitate",
         PRACTISE: "etude.problems.workflow.phase2:practise_workflow",
@@ -72,6 +72,7 @@ SPEC = ProblemSpec(
     read_logs="etude.problems.workflow.from_logs:read_logs",
     evaluations={
         "data": "etude.problems.workflow.evaluate:on_examples",
+        "instructions": "etude.orchestrator.paired:on_instructions",
     },
     metrics={
         "success": Metric("success", "workflows whose every subtask is done"),
@@ -141,6 +142,12 @@ SPEC = ProblemSpec(
             metavar="none|degraded|new_tool|phrasings",
             help="Phase 2: what differs from phase 1.",
             default="none",
+        ),
+        Flag(
+            name="--keep",
+            metavar="better|always",
+            help="With --dataset: which policy the run keeps, the new one only if it is better, or always.",
+            default="better",
         ),
     ),
     presets=YamlFile(__name__, "presets.yaml"),

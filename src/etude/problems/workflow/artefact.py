@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import Tensor
 
 from etude.contracts.errors import CheckpointError
 from etude.learning.artefact import Artefact, load_weights
-from etude.learning.checkpoint import under
+from etude.learning.checkpoint import prefixed, under
 from etude.learning.run import PolicyParts
 from etude.learning.run_folder import find_policy
 from etude.learning.settings import read_own
@@ -22,9 +23,11 @@ from etude.problems.workflow.network import PlannerConfig, make_plan_policy
 from etude.problems.workflow.office.problem import PretrainedPlanner
 from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.settings import WorkflowSettings
+from etude.problems.workflow.worker_model import WorkerModel
 from etude.text.encoders import make_encoder
 
 CATALOGUE = "catalogue.json"
+WORKERS = "worker_model."
 
 
 def make_reader(config: PlannerConfig) -> TextReader:
@@ -35,12 +38,19 @@ def make_reader(config: PlannerConfig) -> TextReader:
     return TextReader(encoder=make_encoder(config.encoder.removesuffix("-frozen")))
 
 
-def planner_parts(catalogue: Catalogue, known: KnownNames, memory: Mapping[str, Tensor] | None = None) -> PolicyParts:
+def planner_parts(
+    catalogue: Catalogue,
+    known: KnownNames,
+    memory: Mapping[str, Tensor] | None = None,
+    workers: WorkerModel | None = None,
+) -> PolicyParts:
     """What a planner's artefact holds besides its weights; a learner that fits a memory adds that itself."""
+    model = {} if workers is None else {name: torch.from_numpy(x) for name, x in workers.tensors().items()}
     return PolicyParts(
-        tensors={f"memory.{name}": value for name, value in (memory or {}).items()},
+        tensors=prefixed("memory.", memory or {}) | prefixed(WORKERS, model),
         files={CATALOGUE: msgspec.json.format(msgspec.json.encode(catalogue), indent=1)},
-        details={"task_types": list(known.task_types), "workers": list(known.workers)},
+        details={"task_types": list(known.task_types), "workers": list(known.workers)}
+        | ({} if workers is None else {"worker_model": workers.to_json()}),
     )
 
 
@@ -84,9 +94,16 @@ def load(artefact: Artefact) -> Planner:
         catalogue=read_catalogue_of(artefact),
         limits=own.limits,
         beam=own.training.phase1_supervised.beam,
+        workers=_worker_model(artefact, own),
         step=pretrained.step,
         version=artefact.version,
     )
+
+
+def _worker_model(artefact: Artefact, own: WorkflowSettings) -> WorkerModel | None:
+    about = artefact.manifest.details.get("worker_model")
+    tensors = {name: value.numpy() for name, value in under(WORKERS, artefact.tensors()).items()}
+    return None if about is None else WorkerModel.from_state(tensors, about, own.worker_model)
 
 
 def load_planner(path: Path) -> Planner:

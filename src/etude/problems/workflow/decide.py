@@ -29,7 +29,7 @@ from etude.problems.workflow.experts import (
 )
 from etude.problems.workflow.grammar import Correction, Rules
 from etude.problems.workflow.office.scenarios import from_examples
-from etude.problems.workflow.plan import Limits
+from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.progress import Live, from_state, live_of, to_draft
 
 MAX_CHOOSERS = 128
@@ -39,8 +39,8 @@ MAX_CHOOSERS = 128
 class Chooser(Protocol):
     """Chooses about one instruction, the first of its drafts. It holds nothing that a choice changes."""
 
-    def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
-        """The next actions, one or several that follow each other, each with its probability."""
+    def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float | None]]:
+        """The next actions, one or several that follow each other, each with its probability if that is known."""
 
 
 Choosers = Callable[[Rules, str], Chooser]
@@ -58,24 +58,37 @@ class WorkflowDecider:
 
     problem = PROBLEM
 
-    def __init__(self, *, version: str, catalogue: Catalogue, limits: Limits, choosers: Choosers) -> None:
+    def __init__(
+        self,
+        *,
+        version: str,
+        catalogue: Catalogue,
+        limits: Limits,
+        choosers: Choosers,
+        probability: Callable[[DecisionRequest, Decision], float] | None = None,  # of a plan; None: not known
+    ) -> None:
         self.version, self.catalogue, self.limits, self.choosers = version, catalogue, limits, choosers
+        self.probability = probability
         self.rules = Rules(catalogue, limits)
         self._chooser = lru_cache(MAX_CHOOSERS)(partial(choosers, self.rules))
 
     @torch.inference_mode()
-    def decide(self, request: DecisionRequest) -> Decision:
-        if request.options is not None:
-            raise DataError("options are for a choice: which subtasks and workers a plan may have, the catalogue says")
-        instruction, live = self._read_context(request.context)
-        state = _converted(request.state, State) if request.state is not None else State()
+    def decide(
+        self, request: DecisionRequest, *, plan: Plan | None = None, about: Mapping[str, Any] | None = None
+    ) -> Decision:
+        """The decision of the choosers, or a given `plan` as a decision without propensity: PlanError if it is illegal.
+
+        A plan begins with the nodes of the request's state. `about` is logged in the context of the first decision.
+        """
+        instruction, live, state = self.read(request)
         progress = from_state(state)
         draft = to_draft(self.rules, progress, live, now_ms=request.at_ms)
         if not progress.steps:
             self.rules.check(draft)
-        chooser, rng = self._chooser(instruction), Generator().manual_seed(request.seed)
-        known: dict[str, Any] = {"live": [list(worker) for worker in live]}
-        if state.steps or state.replans:
+        chooser = self._chooser(instruction) if plan is None else _following(self.rules, plan)
+        rng = Generator().manual_seed(request.seed)
+        known: dict[str, Any] = {"live": [list(worker) for worker in live], **(about or {})}
+        if state != State():
             known["state"] = _as_json(state)
         if progress.failed is None:
             logged = self._plan(draft, chooser, rng, request.at_ms, known)
@@ -83,8 +96,16 @@ class WorkflowDecider:
         else:
             logged = [self._logged(draft, *chooser(draft, rng)[0], request.at_ms, known)]
             action = _by_name(logged[0].action, self.catalogue)
-        propensity = math.prod(decision.propensity or 0.0 for decision in logged)
+        chances = [decision.propensity for decision in logged]
+        propensity = None if None in chances else math.prod(chance or 0.0 for chance in chances)
         return Decision(action=action, propensity=propensity, policy=self.version, logged=tuple(logged))
+
+    def read(self, request: DecisionRequest) -> tuple[str, Sequence[Live], State]:
+        """The instruction, the workers' live numbers and the state of a request."""
+        if request.options is not None:
+            raise DataError("options are for a choice: which subtasks and workers a plan may have, the catalogue says")
+        state = _converted(request.state, State) if request.state is not None else State()
+        return *self._read_context(request.context), state
 
     def _read_context(self, context: Any) -> tuple[str, Sequence[Live]]:
         given = context if isinstance(context, Mapping) else {"instruction": context}
@@ -115,7 +136,7 @@ class WorkflowDecider:
                     return logged
 
     def _logged(
-        self, d: Obs, action: Action, propensity: float, at_ms: float, known: Mapping[str, Any]
+        self, d: Obs, action: Action, propensity: float | None, at_ms: float, known: Mapping[str, Any]
     ) -> LoggedDecision:
         rules, correction, kind = self.rules, action["correction"], action["type"]
         failed = int(d["failed"]) if int(d["failed"]) >= 0 else None
@@ -210,6 +231,11 @@ def by_rules(*, retries_only: bool = False) -> Choosers:
         return certain(RulePlanner(rules, plans, worker=by_reputation(rules), correction=correction))
 
     return choosers
+
+
+def _following(rules: Rules, plan: Plan) -> Chooser:
+    """Builds this plan from the nodes that a draft has."""
+    return lambda draft, rng: [(action, None) for action in rules.actions(plan)[int(draft["length"]) :]]
 
 
 def certain(actor: Actor) -> Chooser:

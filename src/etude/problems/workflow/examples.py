@@ -1,7 +1,8 @@
 """Expert workflows to learn from: a training file in, validated examples out, and augmented examples made from them.
 
 The file is a JSON list of `{"instruction", "targets": {"task_types", "dependencies", "model_selections"}, "rewards"}`
-with ids into the catalogue. One invalid record makes the whole file invalid; the error names it.
+with names of the catalogue's task types and workers, or their ids. One invalid record makes the whole file invalid;
+the error names it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ import msgspec
 from msgspec import Struct
 
 from etude.contracts.errors import DataError, PlanError
+from etude.contracts.suggestions import nearest
 from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.plan import topological_order
+
+SHOWN = 10
+"""Names listed in a message."""
 
 
 class Targets(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +61,7 @@ def to_examples(records: Sequence[Any], catalogue: Catalogue, *, max_nodes: int,
 
 def _example(record: Any, where: str, catalogue: Catalogue, max_nodes: int) -> Example:
     try:
-        example = msgspec.convert(record, Example)
+        example = msgspec.convert(_with_ids(record, where, catalogue), Example)
     except msgspec.ValidationError as error:
         raise DataError(f"{where}: {error}") from error
     t = example.targets
@@ -81,6 +86,47 @@ def _example(record: Any, where: str, catalogue: Catalogue, max_nodes: int) -> E
         return _ordered(example)
     except PlanError as error:
         raise DataError(f"{where}: {error}; a plan has no cycles") from error
+
+
+def _with_ids(record: Any, where: str, catalogue: Catalogue) -> Any:
+    """The record with ids in place of names; what is neither is left to the check of types."""
+    targets = record.get("targets") if isinstance(record, dict) else None
+    if not isinstance(targets, dict):
+        return record
+    found = dict(targets)
+    entries: dict[str, tuple[str, Sequence[TaskType | Worker]]] = {
+        "task_types": ("task type", catalogue.task_types),
+        "model_selections": ("worker", catalogue.workers),
+    }
+    for key, (kind, known) in entries.items():
+        if isinstance(found.get(key), list) and any(isinstance(item, str) for item in found[key]):
+            ids = {entry.name: i for i, entry in enumerate(known)}
+            found[key] = [_id(item, ids, f"{where}, node {n}: the {kind}") for n, item in enumerate(found[key])]
+    return {**record, "targets": found}
+
+
+def _id(item: Any, ids: Mapping[str, int], what: str) -> Any:
+    if not isinstance(item, str):
+        return item
+    if item in ids:
+        return ids[item]
+    hint = nearest(item, ids) or f": its names are {', '.join(list(ids)[:SHOWN]) or 'none'}{' …' * (len(ids) > SHOWN)}"
+    raise DataError(f"{what} {item!r} is not in the catalogue{hint}")
+
+
+def to_record(example: Example, catalogue: Catalogue) -> dict[str, Any]:
+    """A record of a training file, with names of the catalogue instead of ids; dependencies stay indices."""
+    rewards = {} if example.rewards is None else {"rewards": example.rewards}
+    return {"instruction": example.instruction, "targets": named_targets(example.targets, catalogue), **rewards}
+
+
+def named_targets(targets: Targets, catalogue: Catalogue) -> dict[str, Any]:
+    """The targets of a record with names instead of ids."""
+    types = [catalogue.task_types[i].name for i in targets.task_types]
+    named: dict[str, Any] = {"task_types": types, "dependencies": targets.dependencies}
+    if targets.model_selections is not None:
+        named["model_selections"] = [catalogue.workers[i].name for i in targets.model_selections]
+    return named
 
 
 def _check_ids(ids: Sequence[int], count: int, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,36 @@ from etude.problems.workflow.artefact import load, planner_parts
 from etude.problems.workflow.decisions import PROBLEM, catalogue_id
 from etude.problems.workflow.encode import PolicyContext
 from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.learn_workers import SELF_DECLARED, learn_workers, own_workers, read_keep
 from etude.problems.workflow.logged import read_logged
 from etude.problems.workflow.network import PlanPolicy
 from etude.problems.workflow.planner import Planner
+from etude.problems.workflow.verdict import Choices, Verdict, judge
+from etude.problems.workflow.worker_model import is_verified, read_attempts
 
 KEPT = 8
 """Shards that stay in memory once they are read."""
 
 
+WORKER_HEADS = ("worker_query", "worker_key", "worker_live", "correction", "given_value", "value_head")
+"""Parameters that choose workers and corrections, and estimate values."""
+
+
 def from_logs(request: LearnRequest) -> Run:
-    return learn_from_logs(request, SPEC, read_logs)
+    """By default what workers did teaches which one to take; the algorithms teach the network."""
+    if request.inputs.get("algorithm") in (None, "workers"):
+        return learn_workers(request)
+    keep, dataset = read_keep(request.inputs), request.dataset
+    if dataset is None or is_verified(e.trajectory for part in dataset.examples("train") for e in part):
+        return learn_from_logs(request, SPEC, read_logs, keep=keep)
+    return learn_from_logs(request, SPEC, partial(read_logs, only_workers=True), keep=keep, remarks=(SELF_DECLARED,))
 
 
-def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.device) -> WorkflowLogs:
-    """With the planner's own catalogue, or the one that the logs were made with."""
+def read_logs(
+    artefact: Artefact, inputs: Mapping[str, Any], device: torch.device, *, only_workers: bool = False
+) -> WorkflowLogs:
+    """With the planner's own catalogue, or the one that the logs were made with. With `only_workers`, what chooses
+    subtasks and dependencies is frozen."""
     named = inputs.get("catalogue") or []
     files: list[Path] = named if isinstance(named, list) else [named]
     if len(files) > 1:
@@ -47,7 +64,9 @@ def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.devic
     if files:
         planner = planner.under(read_catalogue(files[0]))
     planner.policy.to(device)
-    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict())
+    for name, parameter in planner.policy.named_parameters():
+        parameter.requires_grad_(not only_workers or name.startswith(WORKER_HEADS))
+    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), planner.workers)
     return WorkflowLogs(planner=planner, parts=parts)
 
 
@@ -61,6 +80,20 @@ class WorkflowLogs:
     @property
     def policy(self) -> PlanPolicy:
         return self.planner.policy
+
+    def judge(self, examples: Examples) -> Verdict | None:
+        """The planner's choice of workers compared with the logged one; None if its network chooses them."""
+        planner = self.planner
+        if planner.workers is None:
+            return None
+        attempts = list(read_attempts(example.trajectory for part in examples() for example in part))
+        known = [
+            a for a in attempts if a.task_type in planner.workers.task_types and a.worker in planner.workers.workers
+        ]
+        if not known:
+            raise DatasetError("no attempt by a worker that the planner knows is logged: give other executions")
+        chosen = own_workers(planner, known)
+        return judge(known, Choices(old=[a.worker for a in known], new=chosen, models=[planner.workers] * len(known)))
 
     def shards(self, examples: Examples, *, seed: int = 0, sample: Callable[[], int] = lambda: 0) -> WorkflowShards:
         return WorkflowShards(examples=examples, planner=self.planner, seed=seed, draw=sample)

@@ -318,6 +318,13 @@ class PlanPolicy(nn.Module):
         action = {"correction": correction, "type": task_type, "links": links, "worker": worker}
         return action, log_prob + lp, entropy + e
 
+    def worker_log_prob(self, obs: Obs, state: DraftState, action: Action) -> Tensor:
+        """(n,) log-probability of the action's worker, given its other parts."""
+        token, _ = self.add(obs, state, action["type"])
+        legal = self.rules.workers_for(obs, action["correction"], action["type"], action["links"])
+        scores = self.worker_scores(obs, state, token, action["type"])
+        return at(masked(scores, legal).log_softmax(1), action["worker"])
+
     def encode_drafts(self, obs: Obs, reading: Reading) -> DraftState:
         """The state of drafts, from the `reading` of their instructions."""
         # Reading the maximum back from a GPU would stall it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
@@ -15,9 +16,10 @@ from etude.contracts.policy import SAMPLED
 from etude.learning.compute import one_thread
 from etude.problems.base import Action, Obs
 from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.assignment import Assignment
 from etude.problems.workflow.decide import Chooser, WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
-from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily
+from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily, take
 from etude.problems.workflow.encode import (
     KnownNames,
     PolicyContext,
@@ -28,8 +30,10 @@ from etude.problems.workflow.encode import (
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlanPolicy
-from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.plan import Limits, Node, Plan
+from etude.problems.workflow.progress import from_state, to_draft
 from etude.problems.workflow.similarity import SimilarityEncoder
+from etude.problems.workflow.worker_model import WorkerModel
 
 MAX_INSTRUCTION_CHARS = 20_000
 """What is read of an instruction; networks read its first hundred tokens, the memory all of these characters."""
@@ -51,6 +55,8 @@ class Planner:
     """The task types and workers to decide among; it may have ones that the network was not trained with."""
     limits: Limits
     beam: int = 5
+    workers: WorkerModel | None = None
+    """What is expected of workers by logged attempts: chooses them, and corrections; None leaves it to the network."""
     step: int = 0
     version: str = ""
     problem: str = field(default=PROBLEM, init=False)
@@ -73,13 +79,26 @@ class Planner:
     def plan(self, instruction: str) -> Plan:
         """The plan for one instruction; PlanError when there is nothing to plan from."""
         policy = self._reading([instruction])
+        draft = empty_drafts(policy.context)
         with one_thread(only=True):
-            return plan_by_beam(policy, empty_drafts(policy.context), instruction, beam=self.beam)
+            return self._assigned(policy.rules, draft, plan_by_beam(policy, draft, instruction, beam=self.beam))
 
     def plans(self, instructions: Sequence[str]) -> list[Plan]:
         """Plans for many, by the most probable choice at each step: quicker, and a little less often right."""
         policy = self._reading(instructions)
-        return plan_greedily(policy, empty_drafts(policy.context), instructions)
+        drafts = empty_drafts(policy.context)
+        found = plan_greedily(policy, drafts, instructions)
+        rows = range(len(found)) if self.workers is not None else ()
+        return [self._assigned(policy.rules, take(drafts, torch.tensor([i])), found[i]) for i in rows] or found
+
+    def _assigned(self, rules: Rules, draft: Obs, plan: Plan) -> Plan:
+        """The plan with the workers that are expected to do best."""
+        if self.workers is None:
+            return plan
+        d = draft
+        for action in Assignment(model=self.workers, rules=rules).plan(draft, rules.actions(plan)):
+            d, _ = rules.grow(d, action)
+        return rules.plans(d, [plan.instruction])[0]
 
     def decide(self, request: DecisionRequest) -> Decision:
         return self._decider.decide(request)
@@ -101,6 +120,7 @@ class Planner:
             catalogue=planner.catalogue,
             limits=planner.limits,
             choosers=partial(planner._chooser, explore=explore),
+            probability=partial(plan_probability, planner),
         )
 
     def _chooser(self, rules: Rules, instruction: str, *, explore: bool) -> Chooser:
@@ -108,13 +128,26 @@ class Planner:
         with one_thread(only=True):
             reading = policy.read(torch.zeros(1, dtype=torch.long))
 
+        assignment = None if self.workers is None else Assignment(model=self.workers, rules=rules)
+
         def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
+            sampling = rng if explore else None
+            if assignment is not None and int(draft["failed"]) >= 0:
+                corrected = assignment.correct(draft, sampling)
+                if corrected is not None:
+                    return [corrected]
             with one_thread(only=True):
                 if not explore and not bool(draft["length"].any() or draft["replans"].any()):  # nothing is planned yet
                     plan = plan_by_beam(policy, draft, instruction, beam=self.beam, reading=reading)
-                    return [(action, 1.0) for action in rules.actions(plan)]
+                    actions = rules.actions(plan)
+                    return [(action, 1.0) for action in (assignment.plan(draft, actions) if assignment else actions)]
                 state = policy.encode_drafts(draft, reading)
                 action, log_prob, _ = policy.decide(draft, state, greedy=not explore, generator=rng)
+                if assignment is not None:
+                    other, chance = assignment.node(draft, action, sampling)
+                    if chance is not None:
+                        log_prob = log_prob - policy.worker_log_prob(draft, state, action) + math.log(chance)
+                        action = other
             return [(action, float(log_prob.exp()) if explore else 1.0)]
 
         return choose
@@ -131,3 +164,19 @@ class Planner:
         votes = self.memory.votes(self.reader.encoder, texts)
         encoded = encode_instructions(self.reader.encoder, texts, votes, self._similarity(texts), self.reader.tokenise)
         return replace(self._context, encoded=encoded)
+
+
+@torch.inference_mode()
+def plan_probability(planner: Planner, request: DecisionRequest, decision: Decision) -> float:
+    """The probability of a plan that a planner decided on: the product over its choices, as the network has them."""
+    instruction, live, state = planner._decider.read(request)
+    policy = planner._reading([instruction])
+    rules = policy.rules
+    done = [Node(task_type=planner.catalogue.task_types[step.task_type].name) for step in state.steps]
+    plan = Plan(instruction=instruction, nodes=(*done, *(Node(**subtask) for subtask in decision.action)))
+    draft, log_prob = to_draft(rules, from_state(state), live, now_ms=request.at_ms), 0.0
+    with one_thread(only=True):
+        for action in rules.actions(plan)[len(done) :]:
+            log_prob += float(policy.evaluate(draft, action).log_prob)
+            draft, _ = rules.grow(draft, action)
+    return math.exp(log_prob)

@@ -11,6 +11,7 @@ from etude.problems.workflow.network import PlannerConfig
 from etude.problems.workflow.office.world import OfficeConfig
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.practice import OutcomesConfig
+from etude.problems.workflow.worker_model import WorkerModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class WorkflowSettings:
     office: OfficeConfig = field(default_factory=OfficeConfig)
     limits: Limits = field(default_factory=Limits)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+    worker_model: WorkerModelConfig = field(default_factory=WorkerModelConfig)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
 

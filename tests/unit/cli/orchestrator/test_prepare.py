@@ -32,8 +32,9 @@ def test_logs_become_a_training_file(tmp_path: Path) -> None:
     reported = run("--logs", logs)
     assert reported.exit_code == 0, reported.output
     lines = reported.stdout.splitlines()
-    assert lines[0] == f"{logs}: 5 executions read, 3 kept, 2 dropped"
-    damaged, failed = (line.rstrip().split(maxsplit=3) for line in lines[2:4])
+    assert lines[0].startswith("no experts are mixed in: --experts FILE names their training file")
+    assert lines[1] == f"{logs}: 5 executions read, 3 kept, 2 dropped"
+    damaged, failed = (line.rstrip().split(maxsplit=3) for line in lines[3:5])
     assert damaged[:3] == ["damaged", "line", "1"]
     assert damaged[3].startswith(f"{logs}/executions.jsonl:5 (JSON is malformed")
     assert failed == ["not", "successful", "1", f"{logs}/executions.jsonl:4"]
@@ -47,7 +48,7 @@ def test_logs_become_a_training_file(tmp_path: Path) -> None:
 
 def test_nothing_dropped_is_not_made_a_table(tmp_path: Path) -> None:
     reported = run("--logs", write_log(tmp_path / "logs", *numbered(2)), "--out", "here/train.json")
-    assert len(reported.stdout.splitlines()) == 3
+    assert len(reported.stdout.splitlines()) == 4
     assert "--data here/train.json" in reported.stdout
     assert Path("here/catalogue.json").exists()
 
@@ -57,9 +58,15 @@ def test_json_goes_to_stdout_alone(tmp_path: Path) -> None:
     reported = run("--logs", logs, "--max-nodes", "2", "--json")
     assert json.loads(reported.stdout) == {
         "out": "training_data.json",
+        "experts_file": None,
         "read": 2,
         "kept": 1,
+        "experts": 0,
+        "labelled": 0,
+        "self_declared": 0,
         "dropped": {"more than max_nodes": {"count": 1, "places": [f"{logs}/executions.jsonl:2"]}},
+        "changes": [],
+        "warnings": [],
     }
     assert "2 executions read" in reported.stderr
     assert run("--logs", logs, "--max-nodes", "0").exit_code == 2
@@ -77,6 +84,90 @@ def test_logs_that_are_not_there(tmp_path: Path) -> None:
     reported = run("--logs", tmp_path / "missing")
     assert isinstance(reported.exception, LogError)
     assert "missing: does not exist" in str(reported.exception)
+
+
+OWN = {"success_by": "self", "reward": 9.0}
+
+
+def write_experts(file: Path, *plans: tuple[str, list[str]]) -> Path:
+    """A training file with names, each plan a chain by the large worker."""
+    records = [
+        {
+            "instruction": text,
+            "targets": {
+                "task_types": kinds,
+                "dependencies": [[i - 1] if i else [] for i in range(len(kinds))],
+                "model_selections": ["large"] * len(kinds),
+            },
+        }
+        for text, kinds in plans
+    ]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(records))
+    return file
+
+
+def test_experts_are_mixed_in_and_self_declared_successes_choose_only_workers(tmp_path: Path) -> None:
+    experts = write_experts(
+        tmp_path / "experts.json",
+        ("Draft it and send it", ["draft", "send"]),
+        ("Draft, review, send", ["draft", "review", "send"]),
+        ("Review it", ["review"]),
+    )
+    logs = write_log(
+        tmp_path / "logs",
+        execution("Draft it and send it", **OWN),  # as the expert, by the small worker
+        execution("Draft, review, send", **OWN),  # leaves out the review
+        execution("Something else", **OWN),  # of which no expert knows anything
+    )
+    reported = run("--logs", logs, "--experts", experts)
+    assert reported.exit_code == 0, reported.output
+    lines = reported.stdout.splitlines()
+    assert lines[0] == f"experts: 3 examples of {experts}"
+    assert "1 self-declared successes give their workers to plans of known subtasks" in lines
+    shown = {line.split("  ")[0]: line for line in lines}
+    assert f"{logs}/executions.jsonl:2 (review)" in shown["leaves out what was asked"]
+    assert f"{logs}/executions.jsonl:3" in shown["self-declared success"]
+    changed = shown["Draft, review, send"]
+    assert "draft by small, send by small" in changed
+    assert "draft by large, review by large, send by large" in changed
+    assert "did better than the expert's" in shown["Draft it and send it"]
+    assert "configure `verify:` in workers.yaml, label with `etude label`, or name experts" in reported.stdout
+    assert "1 examples and 2 of the experts written to training_data.json" in lines
+    made = {e.instruction: e.targets for e in read_examples(Path("training_data.json"), CATALOGUE, max_nodes=3)}
+    assert made["Draft it and send it"].model_selections == (0, 0)
+    assert made["Draft, review, send"].task_types == (0, 1, 2)
+    assert made["Review it"].model_selections == (1,)
+    assert "Something else" not in made
+
+
+def test_the_experts_own_file_is_not_overwritten(tmp_path: Path) -> None:
+    experts = write_experts(tmp_path / "experts.json", ("Draft it", ["draft"]))
+    before = experts.read_bytes()
+    reported = run("--logs", write_log(tmp_path / "logs", execution()), "--experts", experts, "--out", experts)
+    assert isinstance(reported.exception, DataError)
+    assert "is the experts' own file" in str(reported.exception)
+    assert experts.read_bytes() == before
+
+
+def test_experts_with_unknown_names_are_refused(tmp_path: Path) -> None:
+    experts = write_experts(tmp_path / "experts.json", ("Draft it", ["draft", "sned"]))
+    reported = run("--logs", write_log(tmp_path / "logs", execution()), "--experts", experts)
+    assert isinstance(reported.exception, DataError)
+    said = f"{experts}, record 0, node 1: the task type 'sned' is not in the catalogue: did you mean 'send'?"
+    assert str(reported.exception) == said
+
+
+def test_only_self_declared_successes_leave_nothing_to_learn(tmp_path: Path) -> None:
+    reported = run("--logs", write_log(tmp_path / "logs", execution(**OWN)))
+    assert isinstance(reported.exception, DataError)
+    assert "label some with `etude label`" in str(reported.exception)
+    assert run("--logs", tmp_path / "logs", "--trust-self-declared").exit_code == 0
+
+
+def test_ids_are_written_on_request(tmp_path: Path) -> None:
+    assert run("--logs", write_log(tmp_path / "logs", execution()), "--ids").exit_code == 0
+    assert json.loads(Path("training_data.json").read_text())[0]["targets"]["task_types"] == [0, 2]
 
 
 def test_it_needs_no_torch(tmp_path: Path) -> None:
@@ -102,7 +193,7 @@ def test_a_summary_as_tables() -> None:
     ).splitlines()
     cells = {line.split("  ")[0].strip(): line for line in lines}
     assert cells["workflows"].split() == ["workflows", "2", "2", "of", "them", "succeeded"]
-    assert cells["how they ended"].split() == ["how", "they", "ended", "done", "2"]
+    assert cells["how they ended"].split() == ["how", "they", "ended", "success", "2"]
     assert cells["success"].split() == ["success", "100.0%", "34.2%", "–", "100.0%"]
     assert cells["cost, USD"].split()[2:] == ["0.02", "0.02", "–", "0.02"]
     assert cells["violations"].split() == ["violations", "0"]

@@ -16,7 +16,8 @@ import pytest
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Worker
 from etude.contracts.work import Fault, Input, Reply, Subtask, WorkerError
-from etude.orchestrator.workers.callable import CallableWorker, import_callable, in_thread
+from etude.orchestrator.inputs import WorkflowInputs
+from etude.orchestrator.workers.callable import NAMES, CallableWorker, import_callable, in_thread
 
 INPUTS = (Input(task_type="search", output="hits"),)
 
@@ -64,7 +65,7 @@ def positional_only(instruction: Any, /) -> Any:
         (lambda subtask: subtask.node, 0),
         (lambda instruction, task_type: (instruction, task_type), ("Sum it up", "summarise")),
         (lambda instruction, more=3: more, 3),
-        (lambda **known: sorted(known), ["description", "inputs", "instruction", "subtask", "task_type"]),
+        (lambda **known: sorted(known), sorted(NAMES)),
         (lambda *given: given[0].node, 0),
         (by_name, (INPUTS, "Shortens")),
         (functools.partial(by_name, inputs=()), ((), "Shortens")),
@@ -240,6 +241,22 @@ def test_in_thread_gives_what_a_call_returns() -> None:
 def test_what_cannot_be_called_with_a_subtask_is_refused(call: Any) -> None:
     with pytest.raises(WorkersError, match="cannot be called"):
         CallableWorker("w", call)
+
+
+def test_it_may_name_inputs_of_the_workflow_and_parameters() -> None:
+    task = subtask(workflow_inputs=WorkflowInputs({"report": "a story"}), parameters={"count": 3})
+
+    def call(call: Callable[..., Any], **known: bool) -> Any:
+        return asyncio.run(CallableWorker("w", call, parameters=known).do(task)).output
+
+    assert call(lambda workflow_inputs, parameters: (workflow_inputs, parameters)) == (
+        {"report": "a story"},
+        {"count": 3},
+    )
+    assert call(lambda inputs, count: (inputs, count), count=True) == (INPUTS, 3)
+    assert call(lambda inputs, limit=9: limit, count=True, limit=False) == 9
+    with pytest.raises(WorkersError, match="requires 'limit', which not every subtask has"):
+        call(lambda inputs, limit: limit, limit=False)
 
 
 def test_a_callable_is_found_by_name() -> None:

@@ -14,6 +14,7 @@ import pytest
 from etude.contracts.errors import WorkersError
 from etude.contracts.ports import Worker
 from etude.contracts.work import Fault, Input, Reply, Subtask, WorkerError
+from etude.orchestrator.inputs import WorkflowInputs
 from etude.orchestrator.workers import command as module
 from etude.orchestrator.workers.command import CommandWorker
 
@@ -68,6 +69,60 @@ def test_the_subtask_comes_as_json(command: list[str] | str) -> None:
         "description": "Shortens texts",
         "inputs": [{"task_type": given.task_type, "output": given.output} for given in INPUTS],
     }
+
+
+def test_inputs_of_the_workflow_are_files_and_parameters_are_variables() -> None:
+    given = WorkflowInputs({"report": "a story\n", "picture": b"\x89\xff"})
+    task = subtask(workflow_inputs=given, parameters={"count": 3, "loud": True}, inputs=())
+    try:
+        assert reply(["cat", "{input.report}"], task).output == "a story"
+        assert reply(["cat"], task, stdin="{param.count} times {input.report}").output == "3 times a story"
+        line = 'wc -c < "$ETUDE_INPUT_PICTURE"; cat "$ETUDE_INPUT_REPORT"; echo "$ETUDE_PARAM_COUNT $ETUDE_PARAM_LOUD"'
+        assert reply(line, task).output.split() == ["2", "a", "story", "3", "true"]
+        asked = reply(["cat"], task).output
+        assert asked["parameters"] == {"count": 3, "loud": True}
+        assert asked["files"] == {"report": given["report"].path, "picture": given["picture"].path}
+    finally:
+        given.close()
+
+
+def test_an_input_of_any_length_is_a_file() -> None:
+    story = "word " * 1_000_000
+    made = (Input(task_type="read", output=story),)
+    assert reply(["wc", "-c", "{input_file}"], subtask(inputs=made)).output.split()[0] == "5000000"
+    assert reply(["cat", "{input_file}"], subtask()).output == INPUTS[-1].output
+    where = reply(["echo", "{input_file}"], subtask()).output
+    assert not Path(where).exists()
+    given = WorkflowInputs({"report": "a story"})
+    task = subtask(workflow_inputs=given, inputs=(Input(name="report", output="a story"),))
+    assert reply(["cat", "{input_file}"], task).output == "a story"
+    given.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "task", "reported"),
+    [
+        (["echo", "{input}"], subtask(inputs=(Input(task_type="read", output="é" * 20_000),)), "40,000 bytes"),
+        (["echo", "{input_file}"], subtask(inputs=()), "no input to put into a file"),
+        (["echo", "{input.report}"], subtask(), "it needs the input 'report', and the workflow has none"),
+        (["echo", "{param.count}"], subtask(), "uses the parameter 'count', which is not set"),
+        (["cat"], subtask(parameters={"text": "x" * 40_000}), "the variable ETUDE_PARAM_TEXT is too long"),
+    ],
+)
+def test_what_cannot_be_passed_is_wrong_input_before_it_starts(
+    command: list[str], task: Subtask, reported: str
+) -> None:
+    raised = failure(command, task)
+    assert (raised.fault, raised.cost_usd) == (Fault.WRONG_INPUT, 0.0)
+    assert reported in str(raised)
+
+
+def test_bytes_are_no_text() -> None:
+    given = WorkflowInputs({"picture": b"\x89\xff"})
+    task = subtask(workflow_inputs=given, inputs=(Input(name="picture", output=b"\x89\xff"),))
+    raised = failure(["cat"], task, stdin="{input}")
+    assert "'picture' is not UTF-8 text" in str(raised)
+    assert "{input.picture} in `command`" in str(raised)
 
 
 def test_arguments_are_filled_in_and_nothing_runs_them() -> None:

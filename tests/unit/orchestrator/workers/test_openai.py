@@ -13,6 +13,7 @@ import pytest
 from etude.contracts.errors import EndpointError, MissingExtraError, WorkersError
 from etude.contracts.ports import Worker
 from etude.contracts.work import Fault, Input, Reply, Subtask, WorkerError
+from etude.orchestrator.inputs import WorkflowInputs
 from etude.orchestrator.workers.openai import OpenAIWorker
 from etude.orchestrator.workers.template import Template, as_text
 from tests.chat_server import Act, ChatServer, delta, events, message, response
@@ -143,6 +144,24 @@ def test_the_default_prompt_shows_everything() -> None:
     task = subtask(description="Shortens texts", inputs=(Input(task_type="read", output="a long story"),))
     rendered = OpenAIWorker("w", url="http://h/v1", model="m").rendered(task)
     assert all(part in rendered for part in ("Sum it up", "summarise", "Shortens texts", "a long story"))
+
+
+def test_a_prompt_shows_inputs_of_the_workflow_and_parameters() -> None:
+    given = WorkflowInputs({"report": "a long story", "tone": {"of": "voice"}})
+    named = tuple(Input(name=name, output=one.value) for name, one in given.items())
+    task = subtask(inputs=named, workflow_inputs=given, parameters={"count": 3})
+    default = OpenAIWorker("w", url="http://h/v1", model="m").rendered(task)
+    assert 'Parameters: {"count": 3}' in default
+    assert 'Input report:\na long story\n\nInput tone:\n{"of": "voice"}' in default
+    own = OpenAIWorker("w", url="http://h/v1", model="m", prompt="{param.count} lines of {input.report}: {input}")
+    assert own.rendered(task) == '3 lines of a long story: {"of": "voice"}'
+    assert own.needs_input("summarise")
+    assert not OpenAIWorker("w", url="http://h/v1", model="m").needs_input("summarise")
+
+
+def test_a_text_of_the_instruction_is_shown_once() -> None:
+    task = subtask(instruction="Sum up: a long story", inputs=(Input(name="text", output="a long story"),))
+    assert OpenAIWorker("w", url="http://h/v1", model="m").rendered(task).count("a long story") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from etude.contracts.errors import DataError
 from etude.problems.catalogue import Catalogue, TaskType, Worker
-from etude.problems.workflow.examples import Example, Targets, augment, read_examples, readable, to_examples
+from etude.problems.workflow.examples import Example, Targets, augment, read_examples, readable, to_examples, to_record
 from tests.language import chain
 
 CATALOGUE = Catalogue(
@@ -53,6 +53,32 @@ def test_the_document_s_format(tmp_path: Path) -> None:
     assert first.targets == Targets(task_types=(0, 2), dependencies=((), (0,)), model_selections=(1, 0))
     assert first.rewards == {"success": 1.0, "latency_ms": 120.0}
     assert second == Example(instruction="Send it", targets=Targets(task_types=(2,), dependencies=((),)))
+
+
+def test_names_may_stand_for_ids(tmp_path: Path) -> None:
+    named = with_targets(task_types=["draft_text", 2], model_selections=["b", "a"])
+    assert read(write(tmp_path, [named])) == read(write(tmp_path, [GOOD]))
+    (example,) = read(write(tmp_path, [GOOD]))
+    record = to_record(example, CATALOGUE)
+    assert record["targets"]["task_types"] == ["draft_text", "send"]
+    assert read(write(tmp_path, [record])) == [example]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"task_types": ["draft_txt", "send"]}, "node 0: the task type 'draft_txt' .*: did you mean 'draft_text'"),
+        (
+            {"task_types": ["send", "fly"]},
+            "node 1: the task type 'fly' .*: its names are draft_text, review.check, send",
+        ),
+        ({"model_selections": ["a", "c"]}, "node 1: the worker 'c' is not in the catalogue: its names are a, b"),
+        ({"task_types": [["send"]]}, "Expected `int`"),
+    ],
+)
+def test_an_unknown_name_is_reported(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"train.json, record 1.*{said}"):
+        read(write(tmp_path, [GOOD, with_targets(**changed)]))
 
 
 def test_records_of_another_source_are_checked_alike(tmp_path: Path) -> None:

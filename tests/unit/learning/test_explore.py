@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from etude.contracts.errors import ConfigError
-from etude.problems.choice.explore import Floats, probabilities
+from etude.learning.explore import Floats, probabilities
 from etude.problems.choice.policy import _draw
 
 WAYS = ["none", "epsilon", "softmax", "thompson", "priced"]

@@ -1,4 +1,4 @@
-"""How a choice explores: utilities with their uncertainty in, the probability of each option out.
+"""How a policy explores: utilities with their uncertainty in, the probability of each option out.
 
 The option is then sampled with exactly these probabilities, so every logged propensity is exact.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from etude.contracts.work import Fault
-from etude.orchestrator.corrections import CATEGORY, DOWN, NOT_CHARGED, NOT_THE_WORKERS, is_beyond
 from etude.orchestrator.workers.simulated import FAULTS
+from etude.problems.workflow.faults import CATEGORY, DOWN, NOT_CHARGED, NOT_THE_WORKERS, is_beyond
 from etude.problems.workflow.office.world import ErrorCategory
 
 

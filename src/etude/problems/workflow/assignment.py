@@ -1,0 +1,96 @@
+"""Workers and corrections by what was logged of them: a planner's choices in, the same with other workers out.
+
+A `WorkerModel` says which worker to take; the planner's network says which subtasks there are and how they depend on
+each other. What the rules forbid stays impossible, and every probability is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Generator
+
+from etude.problems.base import Action, Obs
+from etude.problems.workflow.grammar import Correction, Rules, at
+from etude.problems.workflow.worker_model import Floats, WorkerModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Chooses the workers of one draft at a time, (1, …) tensors."""
+
+    model: WorkerModel
+    rules: Rules
+
+    def plan(self, draft: Obs, actions: Sequence[Action]) -> list[Action]:
+        """The actions of a whole plan, with the workers that are expected to do best; as they are where the limits
+        would not allow the rest of the plan."""
+        found, d = list[Action](), draft
+        for action in actions:
+            if not bool(at(self.rules.task_types(d, action["correction"]), action["type"])):
+                return list(actions)
+            chosen, _ = self.node(d, action, None)
+            found.append(chosen)
+            d, _ = self.rules.grow(d, chosen)
+        return found
+
+    def node(self, draft: Obs, action: Action, rng: Generator | None) -> tuple[Action, float | None]:
+        """The action with its worker, and the probability of that worker; None where it is the planner's own. With
+        `rng` it explores."""
+        kind = int(action["type"])
+        if kind >= self.rules.types:
+            return action, None
+        legal = self.rules.workers_for(draft, action["correction"], action["type"], action["links"])[0]
+        chances = self.model.chances(
+            self._names,
+            legal.numpy(),
+            self.rules.catalogue.task_types[kind].name,
+            own=int(action["worker"]),
+            explore=rng is not None,
+        )
+        if chances is None:
+            return action, None
+        worker, probability = _draw(chances, rng)
+        return action | {"worker": torch.tensor([worker])}, probability
+
+    def correct(self, draft: Obs, rng: Generator | None) -> tuple[Action, float] | None:
+        """A retry or a switch after a failure, with its probability; None where neither is worth it. With `rng` it
+        explores."""
+        rules, failed = self.rules, int(draft["failed"])
+        current, kind = int(draft["workers"][0, failed]), int(draft["types"][0, failed])
+        stop, no_links = torch.tensor([rules.types]), torch.zeros((1, rules.nodes), dtype=torch.bool)
+        allowed = rules.corrections(draft)[0]
+        legal = torch.zeros(rules.workers, dtype=torch.bool)
+        if allowed[Correction.SWITCH]:
+            legal = rules.workers_for(draft, torch.tensor([int(Correction.SWITCH)]), stop, no_links)[0].clone()
+        legal[current] = bool(allowed[Correction.RETRY])
+        tried = {current, *draft["tried"][0].nonzero()[:, 0].tolist()}
+        about = rules.catalogue.task_types[kind].name, tuple(self._names[i] for i in sorted(tried))
+        category = int(draft["error"])
+        chances = self.model.chances(
+            self._names, legal.numpy(), about[0], failed=about[1], category=category, explore=rng is not None
+        )
+        if chances is None:
+            return None
+        worker, probability = _draw(chances, rng)
+        correction = Correction.RETRY if worker == current else Correction.SWITCH
+        return {
+            "correction": torch.tensor([int(correction)]),
+            "type": stop,
+            "links": no_links,
+            "worker": torch.tensor([worker if correction == Correction.SWITCH else 0]),
+        }, probability
+
+    @property
+    def _names(self) -> list[str]:
+        return [worker.name for worker in self.rules.catalogue.workers]
+
+
+def _draw(chances: Floats, rng: Generator | None) -> tuple[int, float]:
+    if rng is None:
+        return int(np.argmax(chances)), 1.0
+    worker = int(torch.multinomial(torch.from_numpy(chances), 1, generator=rng))
+    return worker, float(chances[worker])

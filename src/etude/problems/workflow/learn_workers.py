@@ -1,0 +1,183 @@
+"""A planner learns from logged executions which worker to give a subtask and how to correct a failure.
+
+Its subtasks and their dependencies stay as they are: executions that no one judged as a whole do not show what a plan
+should contain. The run ends with a verdict against the planner it started from, and keeps that one unless the new one
+is better.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from etude.contracts.errors import ConfigError
+from etude.contracts.ports import LoggedDataset
+from etude.learning.from_logs import KEPT_OLD, Keep, check_dataset
+from etude.learning.requests import LearnRequest
+from etude.learning.run import About, Evaluated, PolicyParts, Run, StopReason, Update
+from etude.learning.run_folder import RunFolder, find_policy
+from etude.problems.workflow import SPEC
+from etude.problems.workflow.artefact import load, planner_parts
+from etude.problems.workflow.planner import Planner
+from etude.problems.workflow.settings import WorkflowSettings
+from etude.problems.workflow.verdict import Verdict, cross_fit, judge
+from etude.problems.workflow.worker_model import (
+    Attempt,
+    WorkerModel,
+    WorkerModelConfig,
+    fit_workers,
+    judged_by_whole,
+    read_attempts,
+)
+
+SELF_DECLARED = (
+    "No verdict on the whole workflow is logged for most of them: success is self-declared, so the subtasks of plans "
+    "stay as they are. For better evidence, set `verify:` in workers.yaml, or use `etude label`."
+)
+
+
+def read_keep(inputs: Mapping[str, Any]) -> Keep:
+    given = inputs.get("keep") or Keep.BETTER
+    if given not in set(Keep):
+        raise ConfigError(f"keep is {given!r}: expected one of {', '.join(Keep)}")
+    return Keep(given)
+
+
+def learn_workers(request: LearnRequest) -> Run:
+    """A run that continues a planner with what a dataset of executions shows of its workers."""
+    dataset, settings = request.dataset, request.settings
+    if dataset is None or request.checkpoint is None:
+        raise ConfigError("learning from logs needs a dataset and the planner to continue from, its checkpoint")
+    check_dataset(dataset, SPEC.name, "train")
+    parent, folder = find_policy(request.checkpoint), RunFolder(request.out)
+    config = settings.own(WorkflowSettings).worker_model
+    about = About(
+        problem=SPEC.name,
+        method=request.method,
+        title=f"{SPEC.name} workers from logs",
+        unit="fits",
+        budget="1",
+        score="gain",
+        settings={**parent.manifest.settings, **settings.sections("run", "worker_model")},
+        policy_sections=tuple({**parent.manifest.settings, "worker_model": None}),
+        encoder=parent.manifest.encoder,
+        catalogue=parent.manifest.catalogue,
+        data=(dataset.content,),
+        parent=parent.version,
+        extra={"algorithm": "workers", "dataset": dict(dataset.facts)},
+    )
+    run = Run(
+        WorkerLearner(about, load(parent), dataset, config, seed=settings.run.seed, keep=read_keep(request.inputs)),
+        folder,
+    )
+    folder.keep_start(parent)
+    return run
+
+
+class WorkerLearner:
+    """Fits what to expect of workers in closed form: one update."""
+
+    checkpoint_every, threads, device = 1, 1, torch.device("cpu")
+
+    def __init__(
+        self,
+        about: About,
+        planner: Planner,
+        dataset: LoggedDataset,
+        config: WorkerModelConfig,
+        *,
+        seed: int,
+        keep: Keep,
+    ) -> None:
+        self.about, self.planner, self.dataset, self.config = about, planner, dataset, config
+        self.seed, self.keep = seed, keep
+        self.step, self.scores = 0, list[float]()
+        self._fitted: tuple[WorkerModel, Verdict, Sequence[Attempt]] | None = None
+
+    @property
+    def used(self) -> float:
+        return float(self.step)
+
+    def begin(self) -> Evaluated | None:
+        return None
+
+    def advance(self, report: Callable[[float], None]) -> dict[str, float]:
+        verdict = self.fitted[1]
+        self.step = 1
+        found = {"gain": verdict.utility.mean, "success": verdict.success.mean, "cost_usd": verdict.cost_usd.mean}
+        return {name: value for name, value in found.items() if value == value}
+
+    @property
+    def fitted(self) -> tuple[WorkerModel, Verdict, Sequence[Attempt]]:
+        if self._fitted is None:
+            splits = [split for split in ("train", "validation") if self.dataset.splits.get(split)]
+            examples = (e for split in splits for part in self.dataset.examples(split) for e in part)
+            catalogue = self.planner.catalogue
+            attempts = list(read_attempts(example.trajectory for example in examples))
+            model = fit_workers(attempts, catalogue, config=self.config, seed=self.seed)
+            known = [a for a in attempts if a.task_type in model.task_types and a.worker in model.workers]
+            old = own_workers(self.planner, known)
+            self._fitted = model, judge(known, cross_fit(known, catalogue, old, model, self.seed)), known
+        return self._fitted
+
+    def evaluate(self, *, force: bool = False) -> Evaluated | None:
+        gain = self.fitted[1].utility
+        return Evaluated(score=gain.mean if gain.mean == gain.mean else None, keep=True)
+
+    def reason_to_stop(self) -> StopReason | None:
+        return StopReason.BUDGET if self.step else None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the new choice of workers becomes the run's policy."""
+        return self.keep is Keep.ALWAYS or self.fitted[1].answer == "better"
+
+    def policy(self) -> PolicyParts:
+        planner = self.planner
+        model = self.fitted[0] if self.is_kept else planner.workers
+        parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), model)
+        return parts.with_weights(planner.policy.state_dict())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def values(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        _, verdict, attempts = self.fitted
+        return {"attempts": len(attempts), "verdict": verdict.to_json(), "kept": "new" if self.is_kept else "old"}
+
+    def introduction(self) -> str:
+        return "learning from logged attempts what to expect of each worker"
+
+    def line(self, update: Update) -> str:
+        _, verdict, attempts = self.fitted
+        lines = [f"{len(attempts):,} attempts in {len({a.trajectory for a in attempts}):,} workflows"]
+        if not judged_by_whole(attempts):
+            lines.append(SELF_DECLARED)
+        lines += verdict.sentences()
+        if not self.is_kept:
+            lines.append(KEPT_OLD)
+        return "\n".join(lines)
+
+
+def own_workers(planner: Planner, attempts: Sequence[Attempt]) -> list[str]:
+    """Which worker the planner itself gives each subtask: in its plan for the request, else as it mostly does."""
+    requests = sorted({a.request for a in attempts if a.request.strip()})
+    chosen: dict[tuple[str, str], str] = {}
+    mostly: dict[str, Counter[str]] = {}
+    for request, plan in zip(requests, planner.plans(requests), strict=True):
+        for node in plan.nodes:
+            if node.worker is not None:
+                chosen.setdefault((request, node.task_type), node.worker)
+                mostly.setdefault(node.task_type, Counter())[node.worker] += 1
+    usual = {task_type: workers.most_common(1)[0][0] for task_type, workers in mostly.items()}
+    return [chosen.get((a.request, a.task_type), usual.get(a.task_type, a.worker)) for a in attempts]

@@ -1,0 +1,292 @@
+"""What to expect of each worker: logged attempts at subtasks in; expected success, cost and latency out.
+
+An attempt is described by its task type, by the workers that had failed at the same subtask, and by how the last of
+them failed. The outcome model of `learning/` says what to expect of every worker then, with its uncertainty, so that a
+worker is chosen by what it did at this kind of subtask, and a retry is compared with a switch.
+
+Success is what is known best: that of the whole workflow where a verifier, a judge or a person says so, of the attempt
+alone where no one does. Either says which worker does a subtask well; neither says which subtasks a plan needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Gt
+from numpy.typing import NDArray
+
+from etude.contracts.errors import DatasetError
+from etude.contracts.trajectory import Trajectory
+from etude.contracts.work import Fault
+from etude.learning.explore import probabilities
+from etude.learning.outcome_model import Observed, OutcomeModel, fit_outcomes
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.decisions import PROBLEM
+from etude.problems.workflow.faults import CATEGORY, NOT_THE_WORKERS
+from etude.problems.workflow.office.world import ErrorCategory
+
+Floats = NDArray[np.float64]
+SUCCESS, COST, LATENCY = KINDS = ("success", "cost_usd", "latency_ms")
+VERIFIED = frozenset({"verifier", "judge", "person"})
+"""Who may say that a whole workflow succeeded; anything else is self-declared."""
+MIN_VERIFIED = 0.5
+"""Share of workflows with a verdict on the whole from which that verdict is what workers are judged by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerModelConfig:
+    """How a planner chooses workers and corrections by what was logged of them."""
+
+    cost_weight: Annotated[float, Ge(0)] = 0.1
+    """Share of success that is given up to save the mean cost of one attempt."""
+    latency_weight: Annotated[float, Ge(0)] = 0.0
+    """Share of success that is given up to save the mean latency of one attempt."""
+    caution: Annotated[float, Ge(0)] = 0.5
+    """Standard errors by which a worker must be better than the planner's own choice to take its place."""
+    posterior_scale: Annotated[float, Gt(0)] = 0.5
+    """Where it explores: factor of the standard errors; below 1 it explores less than they say."""
+    min_success: Annotated[float, Ge(0)] = 0.1
+    """Expected success below which another attempt is not worth it: the planner's own correction is taken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One logged attempt at a subtask."""
+
+    trajectory: str
+    request: str  # the instruction
+    task_type: str
+    worker: str
+    failed: tuple[str, ...]  # workers that had failed at this subtask
+    category: int  # of the last one's fault, 0 at the first attempt
+    done: bool
+    whole: bool | None  # whether the whole workflow succeeded; None if that is self-declared
+    cost_usd: float
+    latency_ms: float
+
+
+def read_attempts(trajectories: Iterable[Trajectory]) -> Iterator[Attempt]:
+    """Attempts in order; those that ended for reasons that are not the worker's are left out."""
+    for trajectory in trajectories:
+        if trajectory.problem != PROBLEM:
+            continue
+        outcome, failed = trajectory.outcome, dict[int, tuple[str, ...]]()
+        whole = outcome.success if outcome.success_by in VERIFIED else None
+        last = dict[int, int]()
+        for turn in trajectory.turns:
+            if not isinstance(turn.action, Mapping) or turn.action.get("worker") is None:
+                continue
+            node, fault = int(turn.action["node"]), _fault(turn.error)
+            if fault not in NOT_THE_WORKERS:
+                yield Attempt(
+                    trajectory=trajectory.id,
+                    request=trajectory.task,
+                    task_type=turn.action["task_type"],
+                    worker=turn.action["worker"],
+                    failed=failed.get(node, ()),
+                    category=last.get(node, 0),
+                    done=fault is None,
+                    whole=whole,
+                    cost_usd=turn.cost_usd or 0.0,
+                    latency_ms=turn.latency_ms or 0.0,
+                )
+            if fault is not None:
+                failed[node] = (*failed.get(node, ()), turn.action["worker"])
+                last[node] = int(CATEGORY[fault])
+
+
+def _fault(error: str | None) -> Fault | None:
+    """The fault that a turn's error begins with."""
+    name = (error or "").partition(":")[0]
+    return None if error is None else Fault(name) if name in set(Fault) else Fault.UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Of each worker of a model, (W,)."""
+
+    success: Floats
+    error: Floats  # standard error of the success
+    cost_usd: Floats
+    latency_ms: Floats
+    count: Floats  # attempts it was learned from, effective
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WorkerModel:
+    """A fitted model over the task types and workers of the logs, by name."""
+
+    outcomes: OutcomeModel
+    task_types: tuple[str, ...]
+    workers: tuple[str, ...]
+    typical_usd: float  # mean cost of an attempt
+    typical_ms: float
+    config: WorkerModelConfig = WorkerModelConfig()
+
+    @cached_property
+    def expect(self) -> Any:
+        """From a task type, the workers that failed and the category of the last fault to what is expected of each."""
+        return lru_cache(4096)(self._expect)
+
+    def _expect(self, task_type: str, failed: tuple[str, ...] = (), category: int = 0) -> Expected:
+        row = _features([(task_type, failed, category)], self.task_types, self.workers)
+        success, cost, latency = self.outcomes.expect(row)[:, 0]
+        return Expected(
+            success=success.clip(0, 1),
+            error=self.outcomes.standard_error(row)[0],
+            cost_usd=cost.clip(0),
+            latency_ms=latency.clip(0),
+            count=self.outcomes.parts[0].count,
+        )
+
+    def utility(self, expected: Expected) -> Floats:
+        """(W,) success, less what cost and latency are worth."""
+        c = self.config
+        cost = c.cost_weight * expected.cost_usd / self.typical_usd
+        return np.asarray(expected.success - cost - c.latency_weight * expected.latency_ms / self.typical_ms)
+
+    def chances(
+        self,
+        names: Sequence[str],
+        legal: NDArray[np.bool_],
+        task_type: str,
+        *,
+        failed: tuple[str, ...] = (),
+        category: int = 0,
+        own: int | None = None,
+        explore: bool = False,
+    ) -> Floats | None:
+        """(len(names),) the probability of each worker; None if no legal one is known, or after a failure if none of
+        them is likely to succeed.
+
+        `own` is the planner's own choice: another takes its place if it is better by `caution` standard errors.
+        """
+        place = {name: i for i, name in enumerate(self.workers)}
+        known = np.array([place.get(name, -1) for name in names])
+        free = np.flatnonzero(legal & (known >= 0))
+        if not len(free) or task_type not in self.task_types:
+            return None
+        expected = self.expect(task_type, failed, category)
+        if failed and expected.success[known[free]].max() < self.config.min_success:
+            return None
+        utility, error = self.utility(expected)[known[free]], expected.error[known[free]]
+        found = np.zeros(len(names))
+        if explore:
+            found[free] = probabilities(utility, self.config.posterior_scale * error, explore="thompson")
+            return found
+        if own is None:
+            best = int((utility - self.config.caution * error).argmax())
+        else:
+            mine = np.flatnonzero(free == own)
+            if not len(mine):
+                return None
+            at = int(mine[0])
+            gain = utility - utility[at] - self.config.caution * np.hypot(error, error[at])
+            gain[at] = 0.0
+            best = int(gain.argmax())
+        found[free[best]] = 1.0
+        return found
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        return self.outcomes.tensors()
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("task_types", "workers", "typical_usd", "typical_ms")
+        return {"outcomes": self.outcomes.to_json(), **{name: getattr(self, name) for name in names}}
+
+    @classmethod
+    def from_state(
+        cls, tensors: Mapping[str, NDArray[Any]], about: Mapping[str, Any], config: WorkerModelConfig
+    ) -> WorkerModel:
+        return cls(
+            outcomes=OutcomeModel.from_state(tensors, about["outcomes"]),
+            task_types=tuple(about["task_types"]),
+            workers=tuple(about["workers"]),
+            typical_usd=about["typical_usd"],
+            typical_ms=about["typical_ms"],
+            config=config,
+        )
+
+
+def fit_workers(
+    attempts: Sequence[Attempt], catalogue: Catalogue, *, config: WorkerModelConfig | None = None, seed: int = 0
+) -> WorkerModel:
+    """A model of logged attempts. DatasetError if there are none by workers of the catalogue."""
+    types, workers = tuple(t.name for t in catalogue.task_types), tuple(w.name for w in catalogue.workers)
+    known = [a for a in attempts if a.task_type in types and a.worker in workers]
+    if not known:
+        raise DatasetError(
+            "no attempt by a worker of the catalogue is logged: collect executions on these workers, and create the "
+            "dataset again"
+        )
+    place = {name: i for i, name in enumerate(workers)}
+    option = np.array([place[a.worker] for a in known])
+    tried, of_type = Counter((a.task_type, a.worker) for a in known), Counter(a.task_type for a in known)
+    share = np.array([tried[a.task_type, a.worker] / of_type[a.task_type] for a in known])
+    by_whole = judged_by_whole(known)
+    success = [is_success(a, by_whole=by_whole) for a in known]
+    seen = Observed(
+        rows=len(known),
+        row=np.arange(len(known)),
+        option=option,
+        value=np.array([[ok, a.cost_usd, a.latency_ms] for ok, a in zip(success, known, strict=True)], np.float64),
+        weight=np.minimum(1 / share, 10.0),
+    )
+    features = _features([(a.task_type, a.failed, a.category) for a in known], types, workers)
+    able = {t: np.array([w.task_types is None or t in w.task_types for w in catalogue.workers]) for t in types}
+    fitted = fit_outcomes(
+        features,
+        seen,
+        len(workers),
+        KINDS,
+        scales=(np.ones(features.shape[1]),),
+        eligible=np.stack([able[a.task_type] for a in known]),
+        groups=np.unique([a.request for a in known], return_inverse=True)[1],
+        seed=seed,
+    )
+    return WorkerModel(
+        outcomes=fitted.model,
+        task_types=types,
+        workers=workers,
+        typical_usd=max(float(np.mean([a.cost_usd for a in known])), 1e-12),
+        typical_ms=max(float(np.mean([a.latency_ms for a in known])), 1e-9),
+        config=config or WorkerModelConfig(),
+    )
+
+
+def is_success(attempt: Attempt, *, by_whole: bool) -> bool:
+    """Whether the subtask is done and, where workers are judged by it, the workflow succeeded."""
+    return attempt.done and not (by_whole and attempt.whole is False)
+
+
+def judged_by_whole(attempts: Sequence[Attempt]) -> bool:
+    """Whether enough workflows have a verdict on the whole to judge workers by it."""
+    return _enough([whole is not None for whole in {a.trajectory: a.whole for a in attempts}.values()])
+
+
+def is_verified(trajectories: Iterable[Trajectory]) -> bool:
+    """Whether enough of them have a verdict on the whole that is not their own."""
+    return _enough([t.outcome.success_by in VERIFIED for t in trajectories])
+
+
+def _enough(verified: Sequence[bool]) -> bool:
+    return sum(verified) >= MIN_VERIFIED * max(1, len(verified))
+
+
+def _features(
+    rows: Sequence[tuple[str, tuple[str, ...], int]], task_types: tuple[str, ...], workers: tuple[str, ...]
+) -> Floats:
+    """(n, T + W + categories): the task type, the workers that failed before, and how the last of them failed."""
+    types, names = ({name: i for i, name in enumerate(names)} for names in (task_types, workers))
+    found = np.zeros((len(rows), len(types) + len(names) + len(ErrorCategory)))
+    for i, (task_type, failed, category) in enumerate(rows):
+        found[i, types[task_type]] = 1.0
+        found[i, [len(types) + names[worker] for worker in failed if worker in names]] = 1.0
+        if failed:
+            found[i, len(types) + len(names) + category] = 1.0
+    return found
