@@ -371,6 +371,12 @@ def made_up(n: int, seed: int = 0) -> Iterator[str]:
         yield json.dumps({"context": text, "outcomes": {names[action]: outcome}, "propensity": 1 / OPTIONS}) + "\n"
 
 
+def cpu_s() -> float:
+    """Of this process and those it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def scale(arguments: argparse.Namespace) -> None:
     values = []
     for rows in arguments.rows:
@@ -378,16 +384,19 @@ def scale(arguments: argparse.Namespace) -> None:
             path = Path(folder) / "outcomes.jsonl"
             with path.open("w") as file:
                 file.writelines(made_up(rows))
-            began, used = time.perf_counter(), time.process_time()
+            began, used = time.perf_counter(), cpu_s()
             trained = fit_choice(ReplayFile(path, None), ENCODER, ChoiceConfig())
-            wall, cpu = time.perf_counter() - began, time.process_time() - used
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+            wall, cpu = time.perf_counter() - began, cpu_s() - used
+        main, child = (
+            resource.getrusage(who).ru_maxrss / 2**10 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
         values.append(
             {
                 "rows": rows,
                 "wall_s": wall,
                 "cpu_s": cpu,
-                "peak_mib": peak,
+                "peak_mib": main,
+                "peak_child_mib": child,
                 "ridge": trained.model.outcomes.parts[0].ridge,
             }
         )

@@ -103,3 +103,12 @@ def sparkline(values: Sequence[float]) -> str:
 def number(value: float) -> str:
     """A return, with one decimal if it is large, else two."""
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def singular(unit: str) -> str:
+    """A unit of runs, such as steps or passes, for one of them."""
+    return unit.removesuffix("es" if unit.endswith("sses") else "s")
+
+
+def counted(count: int, unit: str) -> str:
+    return f"{count:,} {singular(unit) if count == 1 else unit}"

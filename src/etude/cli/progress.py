@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from etude.cli.display import duration, number, print_command, print_warning, sparkline
+from etude.cli.display import duration, number, print_command, print_warning, singular, sparkline
 from etude.learning.health import HealthWarning
 from etude.learning.run import Run, Update
 
@@ -65,8 +65,7 @@ class Display:
             score = f"{self.run.about.score} {number(update.score)}{margin}  " if update.score is not None else ""
             left = f"  {duration(update.wall_s * (1 - used) / used)} left" if used and not update.stopped else ""
             mark = "  ★" if update.is_best else ""
-            unit = self.run.about.unit
-            unit = unit.removesuffix("es" if unit.endswith("sses") else "s")
+            unit = singular(self.run.about.unit)
             self.screen.print(f"{unit} {update.step:>9,} {used:>4.0%}  {score}{line}{left}{mark}", soft_wrap=True)
 
     def warn(self, warning: HealthWarning) -> None:

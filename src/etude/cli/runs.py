@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from etude.cli.display import console, duration, number, print_warning, table
+from etude.cli.display import console, counted, duration, number, print_warning, table
 from etude.cli.lazy import Entry, group
 from etude.contracts.errors import EtudeError
 from etude.learning.run_folder import RunFolder, find_runs
@@ -45,7 +45,7 @@ def list_runs(root: Annotated[Path, typer.Argument(help="Folder to search.")] = 
 def _row(folder: RunFolder) -> list[str]:
     config, rows = folder.config(), folder.read_metrics()
     numbers = [
-        f"{steps_done(rows):,} {config['unit']}",
+        counted(steps_done(rows), config["unit"]),
         config["budget"] or "–",
         best_score(config, rows),
         run_time(rows),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from etude.cli.display import console, number, print_warning, setting, sparkline, table
+from etude.cli.display import console, counted, number, print_warning, setting, sparkline, table
 from etude.cli.runs import best_score, run_state, run_time, steps_done
 from etude.contracts.errors import ConfigError
 from etude.learning.health import ADVICE, Symptom
@@ -24,7 +24,7 @@ def show(run: Annotated[Path, typer.Argument(help="Folder of the run.", show_def
     rows, screen = folder.read_metrics(), console()
     screen.print(f"[bold]{escape(str(folder.path))}[/]  {run_state(folder)}", soft_wrap=True)
     config = folder.config()
-    done = f"{steps_done(rows):,} {config['unit']}" + (f" of {config['budget']}" if config["budget"] else "")
+    done = counted(steps_done(rows), config["unit"]) + (f" of {config['budget']}" if config["budget"] else "")
     progress = f"{config['title']}: {done}, {run_time(rows)}, best {config['score']} {best_score(config, rows)}\n"
     screen.print(progress, soft_wrap=True)
     spec = _spec(folder)

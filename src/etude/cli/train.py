@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from etude.bootstrap.runs import finish_run, make_request, start_run
-from etude.cli.display import console, duration, number, print_json
+from etude.cli.display import console, counted, duration, number, print_json
 from etude.cli.lazy import Entry, LazyGroup, empty_group, to_command
 from etude.cli.options import Assignments, ConfigFile
 from etude.cli.progress import Display, follow, interruptible
@@ -149,7 +149,8 @@ def _conclude(run: Run, screen: Console, *, as_json: bool) -> None:
         print_json({"run": str(run.folder.path), "resumed": run.resumed, **summary})
     why = STOPPED[StopReason(summary["stopped"])]
     screen.print(
-        f"stopped after {summary['step']:,} {run.about.unit} and {duration(summary['wall_s'])}: {why}", soft_wrap=True
+        f"stopped after {counted(summary['step'], run.about.unit)} and {duration(summary['wall_s'])}: {why}",
+        soft_wrap=True,
     )
     before = summary.get("estimate_before")
     compared = f", {number(before)} before" if before is not None else ""
