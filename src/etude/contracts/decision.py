@@ -99,3 +99,5 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Log entries for the trajectory: one, or one per part of an action that was composed step by step."""
     expected: dict[str, Expected] = {}
     """Of a choice: what is expected of each option, by name, where the policy knows."""
+    proposal: Any = None
+    """Of a workflow's first plan: its probability, doubts and alternatives, where the policy knows."""

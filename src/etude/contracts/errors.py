@@ -7,6 +7,7 @@ EtudeError
 ├── ObservationError   an observation or action does not have the shape that a policy or world expects
 ├── CatalogueError     a catalogue cannot be read, is inconsistent, or has no task type that a worker can do
 ├── PlanError          a plan is not a DAG, does not fit its catalogue, or exceeds its limits
+│   └── UnsureError    a plan is less probable than required
 ├── DataError          a record of a data file, or an argument of a task, is not valid
 ├── EndpointError      a service does not answer, or gives an unexpected answer
 ├── WorkersError       a workers file, or a worker in it, cannot be used
@@ -48,6 +49,10 @@ class CatalogueError(EtudeError):
 
 class PlanError(EtudeError):
     """A plan is not a DAG, does not fit its catalogue, or exceeds its limits."""
+
+
+class UnsureError(PlanError):
+    """A plan is less probable than required, and no one else may plan."""
 
 
 class DataError(EtudeError):

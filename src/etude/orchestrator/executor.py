@@ -20,6 +20,7 @@ from etude.orchestrator.flow import Event, Flow, Human, Log, PlanDecider, Questi
 from etude.orchestrator.log import same_ids
 from etude.orchestrator.record import Execution
 from etude.orchestrator.trajectories import to_execution
+from etude.orchestrator.unsure import Unsure
 from etude.orchestrator.workers_file import Workers, enlist
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decisions import catalogue_id
@@ -50,7 +51,7 @@ class Result:
     output: Any
     """Output of the last node, or outputs by node if several nodes are last."""
     refused: bool = False
-    """Whether it was refused and not logged, since a worker cannot be reached. `trajectory` says which."""
+    """Whether it was refused and not logged: a worker cannot be reached, or the plan is not probable enough."""
 
     @cached_property
     def execution(self) -> Execution:
@@ -85,16 +86,21 @@ class Orchestrator:
         limits: Limits | None = None,
         log: Log | None = None,
         human: Human | None = None,
+        unsure: Unsure | None = None,
         watch: Watch | None = None,
         seed: int = 0,
     ) -> None:
-        """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name."""
+        """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name.
+
+        `unsure` says what to do about plans that are not probable enough; None carries out any plan.
+        """
         crew = enlist(workers, policy.catalogue)
         make: Callable[..., PlanDecider] | None = getattr(policy, "decider", None)  # of a trained planner
         decider = cast(PlanDecider, policy) if make is None else make(catalogue=crew.catalogue, limits=limits)
         if not same_ids(decider.catalogue, crew.catalogue):
             raise PlanError("the policy decides with another catalogue than the workers have: give it theirs")
         self.decider, self.crew, self.log, self.human, self.watch = decider, crew, log, human, watch
+        self.unsure = unsure
         self.limits, self.seed, self.catalogue_id = decider.limits, seed, catalogue_id(crew.catalogue)
         self.left_behind: set[asyncio.Task[Any]] = set()  # cancelled attempts that have not ended
         self.under_way = 0  # number of running workflows

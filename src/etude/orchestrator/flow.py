@@ -13,8 +13,8 @@ from zlib import crc32
 
 import msgspec
 
-from etude.contracts.decision import DecisionRequest, LoggedDecision
-from etude.contracts.errors import EtudeError, WorkersError
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
+from etude.contracts.errors import EtudeError, UnsureError, WorkersError
 from etude.contracts.ports import Decider, Verifier
 from etude.contracts.reward import ExecutionReward
 from etude.contracts.trajectory import Outcome, Trajectory
@@ -24,9 +24,11 @@ from etude.orchestrator.corrections import CATEGORY, is_beyond
 from etude.orchestrator.crew import TIMEOUT_S, Crew
 from etude.orchestrator.record import correction_of
 from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
+from etude.orchestrator.unsure import Unsure
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import named
 from etude.problems.workflow.decisions import PROBLEM, Choice
+from etude.problems.workflow.doubt import Proposal
 from etude.problems.workflow.grammar import Correction, Status
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.progress import Live, Progress, Step, to_state
@@ -100,6 +102,7 @@ class Shared(Protocol):
     catalogue_id: str
     log: Log | None
     human: Human | None
+    unsure: Unsure | None
     watch: Watch | None
     seed: int
     left_behind: set[asyncio.Task[Any]]  # cancelled attempts that have not ended
@@ -122,7 +125,8 @@ class Flow:
     first: Nodes | None = None  # the plan as it was first made
     ended: Literal["done", "failed", "aborted", "cancelled", "deadline"] = "done"
     error: str = ""
-    refused: bool = False  # before the first attempt, since workers cannot be reached
+    proposal: Proposal | None = None  # the policy's first plan, where it says how sure it is
+    refused: bool = False  # before the first attempt: workers cannot be reached, or the policy is unsure of its plan
     requests: int = 0  # decisions asked for
     logged_live: Any = None  # the workers' numbers as they were last logged
 
@@ -153,7 +157,7 @@ class Flow:
             success = await self._judge()
         except EtudeError as error:  # no plan can be made
             self.ended, self.error, success = "failed", str(error), False
-            self.refused = isinstance(error, WorkersError)
+            self.refused = isinstance(error, WorkersError | UnsureError)
         except BaseException as error:
             self.ended, self.error = "failed", f"{type(error).__name__}: {error}"
             if isinstance(error, asyncio.CancelledError):
@@ -185,7 +189,10 @@ class Flow:
             live = self._live()
             if crew.unreachable:
                 self._check_reachable(live)
-            self._add_steps(self._decide(live), live, at_ms=0.0)
+            planned = self._decide(live)
+            if self.at.unsure is not None and self.at.unsure.applies(self.proposal):
+                planned = await self._plan_unsure(self.at.unsure, planned, live)
+            self._add_steps(planned, live, at_ms=0.0)
         else:
             self.given.check(crew.catalogue, self.at.limits)
             lay_down(self.given, self.progress, crew)
@@ -193,10 +200,32 @@ class Flow:
         self.first = planned_nodes(self.progress.steps)
         self._notify("planned")
 
+    async def _plan_unsure(
+        self, unsure: Unsure, planned: Sequence[LoggedDecision], live: Sequence[Live]
+    ) -> Sequence[LoggedDecision]:
+        """What is carried out in place of a plan that is not probable enough; UnsureError if nothing is."""
+        proposal = self.proposal
+        assert proposal is not None
+        if unsure.then == "fallback":
+            assert unsure.fallback is not None
+            self.decisions, self.logged_live = [], None
+            return self._decide(live, unsure.fallback)
+        limit_s = None if self.attempts.deadline_s is None else self.attempts.time_for(float("inf"))
+        asked = unsure.ask if unsure.then == "ask" else None
+        plan = None if asked is None else await self._in_time(asked(proposal), limit_s)
+        if plan is None:
+            self.decisions = []
+            raise unsure.refusal(proposal)
+        if plan == proposal.plan:
+            return planned
+        self.decisions = []  # a person chose: there is no propensity
+        lay_down(plan, self.progress, self.at.crew)
+        return ()
+
     def _check_reachable(self, live: Sequence[Live]) -> None:
         """WorkersError if the plan needs a task type that no reachable worker can do."""
         everybody = [worker._replace(available=True) for worker in live]
-        planned = self._request(everybody)
+        planned = self._request(everybody, self.at.decider).logged
         self.at.crew.check_reachable(
             decision.action["task_type"] for decision in planned if "task_type" in decision.action
         )
@@ -211,9 +240,11 @@ class Flow:
                 await self.at.deciding().acquire()
                 self.loop.call_soon(self.at.deciding().release)
 
-    def _decide(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+    def _decide(self, live: Sequence[Live], decider: Decider | None = None) -> Sequence[LoggedDecision]:
         """The policy's decision. Live numbers are logged if they changed since the previous decision."""
-        first, *others = self._request(live)
+        decision = self._request(live, decider or self.at.decider)
+        self.proposal = self.proposal or decision.proposal
+        first, *others = decision.logged
         context = dict(first.context or {})
         if context.get("live") == self.logged_live:
             context.pop("live", None)
@@ -222,7 +253,7 @@ class Flow:
         self.decisions += logged
         return logged
 
-    def _request(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
+    def _request(self, live: Sequence[Live], decider: Decider) -> Decision:
         progress = self.progress
         base = crc32(self.id.encode()) if self.number is None else self.number
         request = DecisionRequest(
@@ -232,7 +263,7 @@ class Flow:
             seed=SEEDS * (self.at.seed + base) + self.requests,
         )
         self.requests += 1
-        return self.at.decider.decide(request).logged
+        return decider.decide(request)
 
     def _add_steps(self, planned: Sequence[LoggedDecision], live: Sequence[Live], at_ms: float) -> None:
         for decision in planned:
@@ -408,6 +439,8 @@ class Flow:
         }
         if self.number is not None:
             known["number"] = self.number
+        if self.proposal is not None:
+            known["probability"] = self.proposal.probability
         if broken := violations(progress, outcome, self.at.limits, crew):
             known["violations"] = broken
         trajectory = Trajectory(

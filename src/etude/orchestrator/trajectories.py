@@ -5,6 +5,7 @@ Attempts are the trajectory's turns. In its metadata, in the ids of the catalogu
     nodes   subtasks of the end, then those that a replan dropped: the same, with their status and, as `tried`, the
             worker of each attempt
     number  its place in a collection, execution_reward  the source document's reward, violations  limits exceeded
+    probability  that the policy's first plan has exactly the right subtasks, where the policy says so
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ def to_execution(trajectory: Trajectory) -> Execution:
         execution_result=ExecutionResult(success=success, outputs=done, total_cost=cost, total_latency_ms=latency_ms),
         id=trajectory.id,
         number=known.get("number"),
+        probability=known.get("probability"),
         policy=trajectory.policy or "",
         user=trajectory.user,
         reward=known.get("execution_reward", 0.0),
@@ -171,7 +173,11 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
     time = datetime.fromisoformat(execution.timestamp)
     nodes = execution.nodes
     wanted = [node for node in nodes if node.status != "dropped"]
-    known = {"number": execution.number, "violations": list(execution.violations)}
+    known = {
+        "number": execution.number,
+        "probability": execution.probability,
+        "violations": list(execution.violations),
+    }
     outputs = execution.execution_result.outputs
     found = [
         _turn(i, node.task_type, attempt, catalogue, outputs.get(str(i)))

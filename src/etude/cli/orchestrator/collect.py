@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from etude.cli.display import console, print_command, print_json, print_warning
 from etude.cli.orchestrator.execution_display import summary_tables
 from etude.cli.orchestrator.run import Strict, Unredacted, UserOption, WorkersOption, check_workers, prepare_log
+from etude.cli.orchestrator.unsure import MinProbability, WhenUnsureOption, make_unsure
 from etude.contracts.errors import LogError
 from etude.orchestrator.executor import Orchestrator, Result
 from etude.orchestrator.log import ExecutionLog, read_log
@@ -35,6 +36,8 @@ def collect(
     policy: Annotated[
         str, typer.Option(help="Policy that decides: a run of `etude train workflow`, or rules, retry, random.")
     ] = "rules",
+    min_probability: MinProbability = None,
+    when_unsure: WhenUnsureOption = None,
     instructions: Annotated[
         Path | None, typer.Option(help="File of instructions, one per line.", show_default="made up from the catalogue")
     ] = None,
@@ -54,12 +57,13 @@ def collect(
         place = make_workplace(workers, settings=settings_of(policy), seed=seed)
         decider = make_decider(policy, place, explore=explore)
         asked = instructions_for(place, num_executions, file=instructions, seed=seed)
+    unsure = make_unsure(place, min_probability, when_unsure, ask=None)  # no one is asked: `ask` refuses
     redact = prepare_log(out, user, unredacted=unredacted)
     with ExecutionLog(out, place.crew.catalogue, redact=redact) as log:
         there = logged_numbers(out, decider.version)
         waiting = [(i, text) for i, text in enumerate(asked) if i not in there]
         _announce(out, len(asked), len(waiting), decider.version, place, screen)
-        orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
+        orchestrator = Orchestrator(decider, place.crew, log=log, unsure=unsure, seed=seed)
         try:
             carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict)
         except KeyboardInterrupt:

@@ -20,7 +20,8 @@ from etude.bootstrap.experience import collector
 from etude.cli.display import console, duration, print_json, print_warning
 from etude.cli.orchestrator.execution_detail import final_plan, standing
 from etude.cli.orchestrator.plan import read_stdin
-from etude.contracts.errors import DataError, WorkersError
+from etude.cli.orchestrator.unsure import MinProbability, WhenUnsureOption, ask_for_plan, make_unsure
+from etude.contracts.errors import DataError, EtudeError, WorkersError
 from etude.orchestrator.executor import Event, Human, Orchestrator, Question, Result
 from etude.orchestrator.log import ExecutionLog, Redact
 from etude.orchestrator.virtual_time import run_virtually
@@ -55,6 +56,8 @@ def run(
     ],
     instruction: Annotated[str, typer.Argument(help="Instruction; - reads it from stdin.", show_default=False)],
     workers: WorkersOption = None,
+    min_probability: MinProbability = None,
+    when_unsure: WhenUnsureOption = None,
     log: Annotated[Path | None, typer.Option(help="Folder to log the execution in, redacted.")] = None,
     experience: Annotated[
         bool, typer.Option("--experience", help="Keep the execution as a trajectory to learn from.")
@@ -70,15 +73,16 @@ def run(
     screen = console(stderr=as_json)
     place = make_workplace(workers, settings=settings_of(policy))
     decider = make_decider(policy, place)
+    unsure = make_unsure(place, min_probability, when_unsure, ask_for_plan(screen))
     text = read_stdin() if instruction == "-" else instruction
     human = _asking(screen) if ask or (place.file is not None and place.file.human) else None
     redact = prepare_log(log, user, unredacted=unredacted) if log else None
     with ExecutionLog(log, place.crew.catalogue, redact=redact) if log else nullcontext() as kept:
         view = View(place.crew.catalogue, screen)
-        orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human)
+        orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human, unsure=unsure)
         result = carry_out(place, orchestrator, text, view, user=user, strict=strict)
     if result.refused:
-        raise WorkersError(result.error)
+        raise EtudeError(result.error)
     if experience:
         collector().publish(result.trajectory)
     if svg is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -19,6 +19,7 @@ from etude.contracts.errors import DataError, PlanError
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decisions import PROBLEM, Choice, Eligible, State
+from etude.problems.workflow.doubt import Proposal
 from etude.problems.workflow.experts import (
     KeywordReader,
     RulePlanner,
@@ -41,6 +42,14 @@ class Chooser(Protocol):
 
     def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
         """The next actions, one or several that follow each other, each with its probability."""
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """A chooser that says how sure it is of the plan that a workflow begins with."""
+
+    def propose(self, draft: Obs) -> Proposal | None:
+        """The plan, with its probability; None where the draft is to be continued choice by choice."""
 
 
 Choosers = Callable[[Rules, str], Chooser]
@@ -77,14 +86,18 @@ class WorkflowDecider:
         known: dict[str, Any] = {"live": [list(worker) for worker in live]}
         if state.steps or state.replans:
             known["state"] = _as_json(state)
+        proposal = None
         if progress.failed is None:
-            logged = self._plan(draft, chooser, rng, request.at_ms, known)
+            proposal = chooser.propose(draft) if isinstance(chooser, Proposer) else None
+            logged = self._plan(draft, _proposed(self.rules, proposal) or chooser, rng, request.at_ms, known)
             action: Any = subtasks(logged, self.catalogue)
         else:
             logged = [self._logged(draft, *chooser(draft, rng)[0], request.at_ms, known)]
             action = _by_name(logged[0].action, self.catalogue)
         propensity = math.prod(decision.propensity or 0.0 for decision in logged)
-        return Decision(action=action, propensity=propensity, policy=self.version, logged=tuple(logged))
+        return Decision(
+            action=action, propensity=propensity, policy=self.version, logged=tuple(logged), proposal=proposal
+        )
 
     def _read_context(self, context: Any) -> tuple[str, Sequence[Live]]:
         given = context if isinstance(context, Mapping) else {"instruction": context}
@@ -210,6 +223,11 @@ def by_rules(*, retries_only: bool = False) -> Choosers:
         return certain(RulePlanner(rules, plans, worker=by_reputation(rules), correction=correction))
 
     return choosers
+
+
+def _proposed(rules: Rules, proposal: Proposal | None) -> Chooser | None:
+    """Chooses a plan that is made already."""
+    return None if proposal is None else lambda draft, rng: [(action, 1.0) for action in rules.actions(proposal.plan)]
 
 
 def certain(actor: Actor) -> Chooser:

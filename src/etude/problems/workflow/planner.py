@@ -18,6 +18,7 @@ from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import Chooser, WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
 from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily
+from etude.problems.workflow.doubt import Calibration, Proposal, propose, search
 from etude.problems.workflow.encode import (
     KnownNames,
     PolicyContext,
@@ -27,7 +28,7 @@ from etude.problems.workflow.encode import (
 )
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
-from etude.problems.workflow.network import PlanPolicy
+from etude.problems.workflow.network import PlanPolicy, Reading
 from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.similarity import SimilarityEncoder
 
@@ -53,6 +54,8 @@ class Planner:
     beam: int = 5
     step: int = 0
     version: str = ""
+    calibration: Calibration | None = None
+    """What makes its probabilities frequencies; None where nothing was held out to fit it on."""
     problem: str = field(default=PROBLEM, init=False)
     _similarity: SimilarityEncoder = field(init=False, repr=False)
     _context: PolicyContext = field(init=False, repr=False)
@@ -75,6 +78,13 @@ class Planner:
         policy = self._reading([instruction])
         with one_thread(only=True):
             return plan_by_beam(policy, empty_drafts(policy.context), instruction, beam=self.beam)
+
+    def propose(self, instruction: str, *, count: int = 3) -> Proposal:
+        """The same plan, with its probability, what the planner doubts, and the next best plans, `count` at most."""
+        policy = self._reading([instruction])
+        with one_thread(only=True):
+            found = search(policy, empty_drafts(policy.context), instruction, beam=self.beam)
+        return propose(found, self.calibration, count=count)
 
     def plans(self, instructions: Sequence[str]) -> list[Plan]:
         """Plans for many, by the most probable choice at each step: quicker, and a little less often right."""
@@ -107,17 +117,7 @@ class Planner:
         policy = self._reading([instruction])
         with one_thread(only=True):
             reading = policy.read(torch.zeros(1, dtype=torch.long))
-
-        def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
-            with one_thread(only=True):
-                if not explore and not bool(draft["length"].any() or draft["replans"].any()):  # nothing is planned yet
-                    plan = plan_by_beam(policy, draft, instruction, beam=self.beam, reading=reading)
-                    return [(action, 1.0) for action in rules.actions(plan)]
-                state = policy.encode_drafts(draft, reading)
-                action, log_prob, _ = policy.decide(draft, state, greedy=not explore, generator=rng)
-            return [(action, float(log_prob.exp()) if explore else 1.0)]
-
-        return choose
+        return _PlannerChooser(self, policy, reading, instruction, explore)
 
     def _reading(self, instructions: Sequence[str]) -> PlanPolicy:
         """The network in the context of these instructions."""
@@ -131,3 +131,30 @@ class Planner:
         votes = self.memory.votes(self.reader.encoder, texts)
         encoded = encode_instructions(self.reader.encoder, texts, votes, self._similarity(texts), self.reader.tokenise)
         return replace(self._context, encoded=encoded)
+
+
+@dataclass(frozen=True, eq=False)
+class _PlannerChooser:
+    """Chooses about one instruction: the first plan by beam, everything else by the most probable choice."""
+
+    planner: Planner
+    policy: PlanPolicy
+    reading: Reading
+    instruction: str
+    explore: bool
+
+    def propose(self, draft: Obs) -> Proposal | None:
+        """The first plan; None where something is planned already, or where choices are sampled."""
+        if self.explore or bool(draft["length"].any() or draft["replans"].any()):
+            return None
+        with one_thread(only=True):
+            found = search(self.policy, draft, self.instruction, beam=self.planner.beam, reading=self.reading)
+        return propose(found, self.planner.calibration)
+
+    def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
+        if (proposal := self.propose(draft)) is not None:
+            return [(action, 1.0) for action in self.policy.rules.actions(proposal.plan)]
+        with one_thread(only=True):
+            state = self.policy.encode_drafts(draft, self.reading)
+            action, log_prob, _ = self.policy.decide(draft, state, greedy=not self.explore, generator=rng)
+        return [(action, float(log_prob.exp()) if self.explore else 1.0)]
