@@ -21,9 +21,9 @@ SCRIPTS = (
     "ingest.py",
     "durability.py",
 )
-"""Run by hand: `plans.py`, `new_tools.py`, `choices.py`, `choice_explain.py` and `redaction.py` need public data,
-`from_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour, and so does `chaos.py`, which
-needs a policy."""
+"""Run by hand: `plans.py`, `calibration.py`, `new_tools.py`, `choices.py`, `choice_explain.py` and `redaction.py` need
+public data, `from_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour, and so does
+`chaos.py`, which needs a policy."""
 
 
 def main() -> None:

@@ -1,20 +1,51 @@
-"""Wires execution logs: redaction before a line is written, and the list of logs that `forget` erases from."""
+"""Wires executions: their settings, redaction before a line is logged, and the logs that `forget` erases from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel, ConfigDict
 
 from etude.bootstrap.experience import config_here, open_store
 from etude.contracts.store import ExperienceStore
 from etude.contracts.trajectory import Trajectory, Turn
 from etude.experience.cleaning import make_cleaner, pseudonym
+from etude.orchestrator.config import OrchestratorConfig
+from etude.settings.sources import FILE, PREFIX, Assignment, Tree
 
 LOGS = "execution_log"
 """The kind of document for the folder of a log, by its path."""
+
+SECTION = "orchestrator"
+
+
+class ExecutionSettings(BaseModel):
+    """The section of the settings tree that executions need."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    orchestrator: OrchestratorConfig = OrchestratorConfig()
+
+
+def execution_config(flags: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> OrchestratorConfig:
+    """Settings from ./etude.yaml, ETUDE_ORCHESTRATOR__… variables and `flags`, None for those not given.
+
+    `defaults` are by setting, in place of those of the section.
+    """
+    tree = Tree(ExecutionSettings)
+    variables = {name: value for name, value in os.environ.items() if name.startswith(f"{PREFIX}{SECTION.upper()}")}
+    found = [*(tree.from_file(Path(FILE)) if Path(FILE).exists() else ()), *tree.from_environment(variables)]
+    own = [Assignment(f"{SECTION}.{name}", value, "default") for name, value in (defaults or {}).items()]
+    own += [assignment for assignment in found if assignment.key.partition(".")[0] == SECTION]
+    for flag, value in flags.items():
+        if value is not None:
+            key = flag.removeprefix("--").replace("-", "_")
+            own.append(Assignment(f"{SECTION}.{key}", value, flag))
+    return tree.build(own).settings.orchestrator
 
 
 def log_redaction() -> Callable[[Trajectory], Trajectory]:

@@ -104,6 +104,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Cost of deciding in USD, where a paid service was asked."""
     expected: dict[str, Expected] = {}
     """Of a choice: what is expected of each option, by name, where the policy knows."""
+    proposal: Any = None
+    """Of a workflow's first plan: its probability, doubts and alternatives, where the policy knows."""
 
 
 class NoOptionError(DataError):

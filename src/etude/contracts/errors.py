@@ -7,6 +7,7 @@ EtudeError
 ├── ObservationError   an observation or action does not have the shape that a policy or world expects
 ├── CatalogueError     a catalogue cannot be read, is inconsistent, or has no task type that a worker can do
 ├── PlanError          a plan is not a DAG, does not fit its catalogue, or exceeds its limits
+│   └── UnsureError    a plan is less probable than required
 ├── DataError          a record of a data file, or an argument of a task, is not valid
 │   └── NoOptionError  no option of a choice may be chosen (in `decision.py`, with what is expected of each)
 ├── EndpointError      a service does not answer, or gives an unexpected answer
@@ -53,6 +54,10 @@ class PlanError(EtudeError):
     def __init__(self, message: str, *, cost_usd: float = 0.0) -> None:
         super().__init__(message)
         self.cost_usd = cost_usd
+
+
+class UnsureError(PlanError):
+    """A plan is less probable than required, and no one else may plan."""
 
 
 class DataError(EtudeError):

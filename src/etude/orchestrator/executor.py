@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
 
-from etude.contracts.errors import PlanError
+from etude.contracts.errors import ConfigError, PlanError
 from etude.contracts.ports import AsyncDecider
 from etude.contracts.trajectory import Trajectory
 from etude.contracts.work import Fault
-from etude.orchestrator.fallback import MIN_PROBABILITY, with_fallback
+from etude.orchestrator.config import MIN_PROBABILITY
 from etude.orchestrator.flow import Event, Flow, Human, Log, PlanDecider, Question, Watch
 from etude.orchestrator.inputs import Inputs, WorkflowInputs
 from etude.orchestrator.instructions import inputs_of
 from etude.orchestrator.log import same_ids
 from etude.orchestrator.record import Execution
 from etude.orchestrator.trajectories import to_execution
+from etude.orchestrator.unsure import Unsure, with_fallback
 from etude.orchestrator.workers_file import Workers, enlist
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decisions import catalogue_id
@@ -55,7 +56,7 @@ class Result:
     output: Any
     """Output of the last node, or outputs by node if several nodes are last."""
     refused: bool = False
-    """Whether it was refused and not logged, since a worker cannot be reached. `trajectory` says which."""
+    """Whether it was refused and not logged: a worker cannot be reached, or the plan is not probable enough."""
 
     @cached_property
     def execution(self) -> Execution:
@@ -95,24 +96,28 @@ class Orchestrator:
         limits: Limits | None = None,
         log: Log | None = None,
         human: Human | None = None,
+        unsure: Unsure | None = None,
         watch: Watch | None = None,
         seed: int = 0,
-        fallback: Policy | None = None,
+        fallback: PlanDecider | Policy | None = None,
         min_probability: float = MIN_PROBABILITY,
     ) -> None:
         """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name.
 
-        `fallback` plans where the policy's plan is less probable than `min_probability`.
+        `unsure` says what to do about plans that are not probable enough; None carries out any plan. `fallback` is a
+        short form of it: a policy that plans where the planner's own plan is less probable than `min_probability`.
         """
         crew = enlist(workers, policy.catalogue)
-        make: Callable[..., PlanDecider] | None = getattr(policy, "decider", None)  # of a trained planner
-        decider = cast(PlanDecider, policy) if make is None else make(catalogue=crew.catalogue, limits=limits)
+        decider = _decider(policy, crew.catalogue, limits)
         if fallback is not None:
-            other = fallback.decider(catalogue=crew.catalogue, limits=decider.limits)
-            decider = with_fallback(decider, other, min_probability=min_probability)
+            if unsure is not None:
+                raise ConfigError("unsure and fallback are given: name the fallback in unsure, or leave unsure out")
+            other = _decider(fallback, crew.catalogue, decider.limits)
+            unsure = with_fallback(decider, other, min_probability=min_probability)
         if not same_ids(decider.catalogue, crew.catalogue):
             raise PlanError("the policy decides with another catalogue than the workers have: give it theirs")
         self.decider, self.crew, self.log, self.human, self.watch = decider, crew, log, human, watch
+        self.unsure = unsure
         self.limits, self.seed, self.catalogue_id = decider.limits, seed, catalogue_id(crew.catalogue)
         self.left_behind: set[asyncio.Task[Any]] = set()  # cancelled attempts that have not ended
         self.under_way = 0  # number of running workflows
@@ -196,9 +201,9 @@ class Orchestrator:
         return self._deciding[1]
 
     async def check(self) -> None:
-        """Raises EndpointError if the policy asks a service that cannot be reached."""
-        if isinstance(self.decider, AsyncDecider):
-            await self.decider.check()
+        """Raises EndpointError if the policy or its fallback asks a service that cannot be reached."""
+        for decider in self._services():
+            await decider.check()
 
     async def close(self) -> None:
         """Close the workers and end cancelled attempts."""
@@ -209,5 +214,16 @@ class Orchestrator:
         for task in self.left_behind:  # these ignore cancellation: `asyncio.run` would wait for them for ever
             asyncio.tasks._unregister_task(task)
         await self.crew.close()
-        if isinstance(self.decider, AsyncDecider):
-            await self.decider.close()
+        for decider in self._services():
+            await decider.close()
+
+    def _services(self) -> list[AsyncDecider]:
+        """The deciders that ask a service."""
+        deciders = (self.decider, None if self.unsure is None else self.unsure.fallback)
+        return [decider for decider in deciders if isinstance(decider, AsyncDecider)]
+
+
+def _decider(policy: PlanDecider | Policy, catalogue: Catalogue, limits: Limits | None) -> PlanDecider:
+    """A decider as it is; that of a trained planner or a language model for these task types and workers."""
+    make: Callable[..., PlanDecider] | None = getattr(policy, "decider", None)
+    return cast(PlanDecider, policy) if make is None else make(catalogue=catalogue, limits=limits)

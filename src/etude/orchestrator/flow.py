@@ -13,8 +13,8 @@ from zlib import crc32
 
 import msgspec
 
-from etude.contracts.decision import DecisionRequest, LoggedDecision
-from etude.contracts.errors import EtudeError, PlanError, WorkersError
+from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
+from etude.contracts.errors import EtudeError, PlanError, UnsureError, WorkersError
 from etude.contracts.ports import AsyncDecider, Decider, Verifier
 from etude.contracts.reward import ExecutionReward
 from etude.contracts.trajectory import Outcome, SuccessBy, Trajectory
@@ -25,10 +25,12 @@ from etude.orchestrator.inputs import WorkflowInputs
 from etude.orchestrator.preparation import prepare
 from etude.orchestrator.record import correction_of
 from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
+from etude.orchestrator.unsure import Unsure
 from etude.orchestrator.verifiers import kind_of
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import named
 from etude.problems.workflow.decisions import PROBLEM, Choice
+from etude.problems.workflow.doubt import Proposal
 from etude.problems.workflow.faults import CATEGORY, is_beyond
 from etude.problems.workflow.grammar import Correction, Status
 from etude.problems.workflow.plan import Limits, Plan
@@ -103,6 +105,7 @@ class Shared(Protocol):
     catalogue_id: str
     log: Log | None
     human: Human | None
+    unsure: Unsure | None
     watch: Watch | None
     seed: int
     left_behind: set[asyncio.Task[Any]]  # cancelled attempts that have not ended
@@ -127,7 +130,8 @@ class Flow:
     ended: Literal["done", "failed", "aborted", "cancelled", "deadline"] = "done"
     error: str = ""
     success_by: SuccessBy | None = "self"  # None where the judge could not be asked
-    refused: bool = False  # before the first attempt, since workers cannot be reached
+    proposal: Proposal | None = None  # the policy's first plan, where it says how sure it is
+    refused: bool = False  # before the first attempt: workers cannot be reached, or the policy is unsure of its plan
     requests: int = 0  # decisions asked for
     logged_live: Any = None  # the workers' numbers as they were last logged
 
@@ -160,7 +164,7 @@ class Flow:
         except EtudeError as error:  # no plan can be made, or it lacks an input or a parameter
             self.ended, self.error, success = "deadline" if self._is_late() else "failed", str(error), False
             self.progress.spent_usd += error.cost_usd if isinstance(error, PlanError) else 0.0
-            self.refused = isinstance(error, WorkersError)
+            self.refused = isinstance(error, WorkersError | UnsureError)
         except BaseException as error:
             self.ended, self.error = "failed", f"{type(error).__name__}: {error}"
             if isinstance(error, asyncio.CancelledError):
@@ -193,7 +197,10 @@ class Flow:
             live = self._live()
             if crew.unreachable:
                 await self._check_reachable(live)
-            self._add_steps(await self._decide(live), live, at_ms=0.0)
+            planned = await self._decide(live)
+            if self.at.unsure is not None and self.at.unsure.applies(self.proposal):
+                planned = await self._plan_unsure(self.at.unsure, planned, live)
+            self._add_steps(planned, live, at_ms=0.0)
         else:
             self.given.check(crew.catalogue, self.at.limits)
             lay_down(self.given, self.progress, crew)
@@ -202,10 +209,33 @@ class Flow:
         self._notify("planned")
         await prepare(self.attempts)
 
+    async def _plan_unsure(
+        self, unsure: Unsure, planned: Sequence[LoggedDecision], live: Sequence[Live]
+    ) -> Sequence[LoggedDecision]:
+        """What is carried out in place of a plan that is not probable enough; UnsureError if nothing is."""
+        proposal = self.proposal
+        assert proposal is not None
+        if unsure.then == "fallback":
+            self.decisions, self.logged_live = [], None
+            return await self._decide(live, unsure.fallback)
+        asked = unsure.ask if unsure.then == "ask" else None
+        plan = None if asked is None else await self._in_time(asked(proposal), self._time_left_s())
+        if plan is None:
+            self.decisions = []
+            raise unsure.refusal(proposal)
+        if plan == proposal.plan:
+            return planned
+        self.decisions = []  # a person chose: there is no propensity
+        lay_down(plan, self.progress, self.at.crew)
+        return ()
+
     async def _check_reachable(self, live: Sequence[Live]) -> None:
         """WorkersError if the plan needs a task type that no reachable worker can do."""
-        everybody = [worker._replace(available=True) for worker in live]
-        planned = await self._request(everybody)
+        everybody, unsure = [worker._replace(available=True) for worker in live], self.at.unsure
+        decision = await self._request(everybody, self.at.decider)
+        if unsure is not None and unsure.then == "fallback" and unsure.applies(decision.proposal):
+            decision = await self._request(everybody, unsure.fallback or self.at.decider)
+        planned = decision.logged
         self.at.crew.check_reachable(
             decision.action["task_type"] for decision in planned if "task_type" in decision.action
         )
@@ -220,9 +250,11 @@ class Flow:
                 await self.at.deciding().acquire()
                 self.loop.call_soon(self.at.deciding().release)
 
-    async def _decide(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
-        """The policy's decision. Live numbers are logged if they changed since the previous decision."""
-        first, *others = await self._request(live)
+    async def _decide(self, live: Sequence[Live], decider: Decider | None = None) -> Sequence[LoggedDecision]:
+        """The decision of the policy, or of another. Live numbers are logged if they changed since the previous one."""
+        decision = await self._request(live, decider or self.at.decider)
+        self.proposal = self.proposal or decision.proposal
+        first, *others = decision.logged
         context = dict(first.context or {})
         if context.get("live") == self.logged_live:
             context.pop("live", None)
@@ -231,8 +263,8 @@ class Flow:
         self.decisions += logged
         return logged
 
-    async def _request(self, live: Sequence[Live]) -> Sequence[LoggedDecision]:
-        """Ask the policy. Nothing else happens meanwhile, unless it waits for a service: then until the deadline."""
+    async def _request(self, live: Sequence[Live], decider: Decider) -> Decision:
+        """Ask a decider. Nothing else happens meanwhile, unless it waits for a service: then until the deadline."""
         progress = self.progress
         base = crc32(self.id.encode()) if self.number is None else self.number
         request = DecisionRequest(
@@ -242,7 +274,6 @@ class Flow:
             seed=SEEDS * (self.at.seed + base) + self.requests,
         )
         self.requests += 1
-        decider = self.at.decider
         if isinstance(decider, AsyncDecider):
             self._notify("deciding")
             decision = await self._in_time(decider.adecide(request), self._time_left_s())
@@ -253,7 +284,7 @@ class Flow:
         else:
             decision = decider.decide(request)
         progress.spent_usd += decision.cost_usd
-        return decision.logged
+        return decision
 
     def _add_steps(self, planned: Sequence[LoggedDecision], live: Sequence[Live], at_ms: float) -> None:
         for decision in planned:
@@ -436,6 +467,8 @@ class Flow:
         }
         if self.number is not None:
             known["number"] = self.number
+        if self.proposal is not None:
+            known["probability"] = self.proposal.probability
         if self.inputs:
             known["inputs"] = self.inputs.described()
         if broken := violations(progress, outcome, self.at.limits, crew):

@@ -23,6 +23,7 @@ from etude.contracts.services import checked_url
 from etude.contracts.work import Fault, Reply, WorkerError
 from etude.orchestrator.plan_answer import Repairs, read_plan
 from etude.orchestrator.plan_prompt import SYSTEM, ask_again, plan_prompt, response_format
+from etude.orchestrator.record import LANGUAGE_MODEL
 from etude.orchestrator.virtual_time import real_time
 from etude.orchestrator.workers.openai import OpenAIWorker
 from etude.problems.catalogue import Catalogue
@@ -31,7 +32,6 @@ from etude.problems.workflow.decisions import PROBLEM, State
 from etude.problems.workflow.plan import SLACK, Limits, Node, Plan
 from etude.problems.workflow.progress import Live
 
-PREFIX = "llm:"
 CORRECTIONS = "rules"
 """The policy of the decisions after a failure."""
 MAX_VERSION_CHARS = 200
@@ -91,7 +91,7 @@ class LanguageModel:
         """The model and the host; no path, query or key."""
         parts = checked_url(self.url, of="a chat service", key_in="by api_key_env", error=ConfigError)
         port = "" if parts.port is None else f":{parts.port}"
-        return f"{PREFIX}{self.model}@{parts.hostname}{port}"
+        return f"{LANGUAGE_MODEL}{self.model}@{parts.hostname}{port}"
 
     def worker(self) -> OpenAIWorker:
         """A client of the service."""
@@ -115,21 +115,21 @@ PRICES = ("usd_per_call", "usd_per_mtok_in", "usd_per_mtok_out")
 
 def is_language_model(policy: str) -> bool:
     """Whether a policy is named as a language model."""
-    return policy.startswith(PREFIX)
+    return policy.startswith(LANGUAGE_MODEL)
 
 
 def language_model(policy: str, **options: Any) -> LanguageModel:
     """The language model that `llm:URL#MODEL` names; `options` are the other fields of LanguageModel."""
-    url, _, model = policy.removeprefix(PREFIX).partition("#")
+    url, _, model = policy.removeprefix(LANGUAGE_MODEL).partition("#")
     if not url or not model or not model.isprintable():
         raise ConfigError(
-            f"the policy {policy.partition('?')[0]!r} names no model: expected {PREFIX}URL#MODEL, such as "
-            f"{PREFIX}http://localhost:11434/v1#qwen3"
+            f"the policy {policy.partition('?')[0]!r} names no model: expected {LANGUAGE_MODEL}URL#MODEL, such as "
+            f"{LANGUAGE_MODEL}http://localhost:11434/v1#qwen3"
         )
     try:
         found = LanguageModel(url=url, model=model, **options)
     except TypeError as error:
-        raise ConfigError(f"{PREFIX}URL#MODEL takes no such option ({error}): see LanguageModel") from error
+        raise ConfigError(f"{LANGUAGE_MODEL}URL#MODEL takes no such option ({error}): see LanguageModel") from error
     if len(found.version) > MAX_VERSION_CHARS:
         raise ConfigError(f"the model's name has {len(model)} characters: expected at most {MAX_VERSION_CHARS}")
     return found

@@ -19,9 +19,8 @@ from etude.contracts.errors import CatalogueError, DataError, PlanError
 from etude.files.durable import replace_file
 from etude.orchestrator.expert_plans import ExpertPlans, key_of
 from etude.orchestrator.labels import Labels, read_labels
-from etude.orchestrator.language_model import PREFIX
 from etude.orchestrator.log import CATALOGUE_FILE, Damaged, Line, log_catalogue, read_lines, same_ids
-from etude.orchestrator.record import Execution, NodeRecord, PlannerOutputs
+from etude.orchestrator.record import LANGUAGE_MODEL, Execution, NodeRecord, PlannerOutputs
 from etude.problems.catalogue import Catalogue, read_catalogue
 from etude.problems.workflow.examples import Example, Targets, to_record
 from etude.problems.workflow.plan import topological_order
@@ -326,7 +325,7 @@ def _with_workers(plan: Targets, done: Targets) -> Targets:
 
 def planned_by_model(execution: Execution) -> bool:
     """Whether a language model planned it, and so vouches for its subtasks."""
-    return bool(execution.decisions) and execution.decisions[0].policy.startswith(PREFIX)
+    return bool(execution.decisions) and execution.decisions[0].policy.startswith(LANGUAGE_MODEL)
 
 
 def _example(execution: Execution, catalogue: Catalogue, max_nodes: int | None) -> Example | Reason:

@@ -13,6 +13,9 @@ from msgspec import Struct
 from etude.contracts.decision import LoggedDecision
 from etude.contracts.trajectory import SuccessBy
 
+LANGUAGE_MODEL = "llm:"
+"""Prefix of policies that are language models."""
+
 
 class Graph(Struct, frozen=True, kw_only=True):
     adjacency: tuple[tuple[int, ...], ...]  # [i][j] is 1 where node j depends on node i
@@ -65,6 +68,7 @@ class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     execution_result: ExecutionResult
     id: str
     number: int | None = None  # within a collection
+    probability: float | None = None  # that the first plan has the right subtasks, where the policy says so
     policy: str  # the version that decided
     user: str | None = None  # for whom: a name that means nothing elsewhere
     reward: float = 0.0  # the document's, of this outcome

@@ -6,6 +6,7 @@ Attempts are the trajectory's turns. In its metadata, in the ids of the catalogu
             worker of each attempt
     inputs  the inputs of the workflow by name, each with its size in bytes and its sha256 unless it is short
     number  its place in a collection, execution_reward  the source document's reward, violations  limits exceeded
+    probability  that the policy's first plan has exactly the right subtasks, where the policy says so
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def to_execution(trajectory: Trajectory) -> Execution:
         execution_result=ExecutionResult(success=success, outputs=done, total_cost=cost, total_latency_ms=latency_ms),
         id=trajectory.id,
         number=known.get("number"),
+        probability=known.get("probability"),
         policy=trajectory.policy or "",
         user=trajectory.user,
         reward=known.get("execution_reward", 0.0),
@@ -183,7 +185,12 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
     time = datetime.fromisoformat(execution.timestamp)
     nodes = execution.nodes
     wanted = [node for node in nodes if node.status != "dropped"]
-    known = {"number": execution.number, "violations": list(execution.violations), "inputs": execution.inputs}
+    known = {
+        "number": execution.number,
+        "probability": execution.probability,
+        "violations": list(execution.violations),
+        "inputs": execution.inputs,
+    }
     outputs = execution.execution_result.outputs
     found = [
         _turn(i, node.task_type, attempt, catalogue, outputs.get(str(i)), node.parameters)

@@ -12,7 +12,6 @@ from etude.contracts.ports import Decider
 from etude.learning.run_folder import find_policy
 from etude.learning.settings import read_own
 from etude.orchestrator.crew import Crew
-from etude.orchestrator.fallback import MIN_PROBABILITY, with_fallback
 from etude.orchestrator.flow import PlanDecider
 from etude.orchestrator.instructions import make_up, read_instructions
 from etude.orchestrator.language_model import LanguageModelPlanner, is_language_model, language_model
@@ -87,22 +86,8 @@ def workflow_decider(policy: str | None, config: TaskSettings) -> Decider:
     return make_decider(policy or "rules", place, explore=config.explore)
 
 
-def make_decider(
-    policy: str,
-    place: Workplace,
-    *,
-    explore: float = 0.0,
-    fallback: str | None = None,
-    min_probability: float = MIN_PROBABILITY,
-) -> PlanDecider:
-    """A policy by its name or its run. To explore, a run samples as in training; others choose so often at random.
-
-    `fallback` is a language model, which plans where the plan of a run is less probable than `min_probability`.
-    """
-    if fallback is not None:
-        planner = make_decider(policy, place, explore=explore)
-        other = _asking(fallback, place, planner.limits)
-        return with_fallback(planner, other, min_probability=min_probability)
+def make_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> PlanDecider:
+    """A policy by its name or its run. To explore, a run samples as in training; others choose so often at random."""
     limits = place.limits or (place.config.limits if place.config else None)
     if is_language_model(policy):
         if explore:

@@ -18,6 +18,7 @@ from etude.contracts.errors import ConfigError
 from etude.contracts.suggestions import did_you_mean
 from etude.experience.config import ExperienceConfig
 from etude.learning.settings import LearningSettings
+from etude.orchestrator.config import OrchestratorConfig
 from etude.problems.spec import ProblemSpec, resolve
 from etude.problems.table import find_spec, specs
 from etude.settings.sources import Assignment, Resolved, Tree
@@ -30,6 +31,7 @@ class Settings(LearningSettings):
     """Settings that every problem has; `tree_of` adds the sections of problems."""
 
     experience: ExperienceConfig = ExperienceConfig()
+    orchestrator: OrchestratorConfig = OrchestratorConfig()
 
 
 @cache

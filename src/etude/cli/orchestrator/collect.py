@@ -18,9 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from etude.cli.display import console, print_command, print_json, print_warning
 from etude.cli.orchestrator.execution_display import success_sentence, summary_tables
 from etude.cli.orchestrator.run import (
-    Fallback,
     InputOption,
-    MinProbability,
     Strict,
     Unredacted,
     UserOption,
@@ -29,9 +27,9 @@ from etude.cli.orchestrator.run import (
     prepare_log,
     shortened,
 )
+from etude.cli.orchestrator.unsure import Fallback, MinProbability, WhenUnsureOption, make_unsure
 from etude.contracts.errors import LogError
 from etude.contracts.trajectory import Trajectory
-from etude.orchestrator.fallback import MIN_PROBABILITY
 from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact, logs_in, read_log
 from etude.orchestrator.metrics import summarise
@@ -57,8 +55,9 @@ def collect(
             help="Policy that decides: a run of `etude train workflow`, llm:URL#MODEL, or rules, retry, random."
         ),
     ] = "rules",
+    min_probability: MinProbability = None,
+    when_unsure: WhenUnsureOption = None,
     fallback: Fallback = None,
-    min_probability: MinProbability = MIN_PROBABILITY,
     instructions: Annotated[
         Path | None,
         typer.Option(
@@ -88,15 +87,18 @@ def collect(
     inputs = parse_inputs(input_ or ())
     with screen.status("reading workers and instructions"):
         place = make_workplace(workers, settings=settings_of(policy), seed=seed)
-        decider = make_decider(policy, place, explore=explore, fallback=fallback, min_probability=min_probability)
+        decider = make_decider(policy, place, explore=explore)
         asked = instructions_for(place, num_executions, file=instructions, seed=seed)
+    unsure = make_unsure(
+        place, decider, min_probability=min_probability, when_unsure=when_unsure, fallback=fallback
+    )  # no one is asked: `ask` refuses
     redact = prepare_log(out, user, unredacted=unredacted)
     with ExecutionLog(out, place.crew.catalogue, redact=redact) as log:
         there = logged_numbers(out, decider.version, append=append)
         _check_instructions(out, there, asked, redact)
         waiting = [(i, text) for i, text in enumerate(asked) if i not in there]
         _announce(out, len(asked), len(waiting), decider.version, place, screen)
-        orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
+        orchestrator = Orchestrator(decider, place.crew, log=log, unsure=unsure, seed=seed)
         try:
             carry_out_all(orchestrator, place, waiting, concurrency, screen, user=user, strict=strict, inputs=inputs)
         except KeyboardInterrupt:

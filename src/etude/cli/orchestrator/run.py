@@ -18,8 +18,8 @@ from rich.tree import Tree
 from etude.cli.display import SAID_BY, console, duration, print_json, print_warning
 from etude.cli.orchestrator.execution_display import SELF_DECLARED
 from etude.cli.orchestrator.plan import read_stdin
-from etude.contracts.errors import DataError, WorkersError
-from etude.orchestrator.fallback import MIN_PROBABILITY
+from etude.cli.orchestrator.unsure import Fallback, MinProbability, WhenUnsureOption, ask_for_plan, make_unsure
+from etude.contracts.errors import DataError, EtudeError, WorkersError
 from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact
 from etude.orchestrator.virtual_time import run_virtually
@@ -44,13 +44,6 @@ Unredacted = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse to start if any worker cannot be reached, not only a needed one.")
 ]
-Fallback = Annotated[
-    str | None,
-    typer.Option(help="Language model that plans what the run is not sure of: llm:URL#MODEL.", metavar="llm:URL#MODEL"),
-]
-MinProbability = Annotated[
-    float, typer.Option(min=0, max=1, help="Probability of its plan below which a run leaves planning to the fallback.")
-]
 InputOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -74,8 +67,9 @@ def run(
     ],
     instruction: Annotated[str, typer.Argument(help="Instruction; - reads it from stdin.", show_default=False)],
     workers: WorkersOption = None,
+    min_probability: MinProbability = None,
+    when_unsure: WhenUnsureOption = None,
     fallback: Fallback = None,
-    min_probability: MinProbability = MIN_PROBABILITY,
     input_: InputOption = None,
     log: Annotated[Path | None, typer.Option(help="Folder to log the execution in, redacted.")] = None,
     experience: Annotated[
@@ -95,16 +89,24 @@ def run(
     screen = console(stderr=as_json)
     inputs = parse_inputs(input_ or ())
     place = make_workplace(workers, settings=settings_of(policy))
-    decider = make_decider(policy, place, fallback=fallback, min_probability=min_probability)
+    decider = make_decider(policy, place)
+    unsure = make_unsure(
+        place,
+        decider,
+        min_probability=min_probability,
+        when_unsure=when_unsure,
+        fallback=fallback,
+        ask=ask_for_plan(screen),
+    )
     text = read_stdin() if instruction == "-" else instruction
     human = _asking(screen) if ask or (place.file is not None and place.file.human) else None
     redact = prepare_log(log, user, unredacted=unredacted) if log else None
     with ExecutionLog(log, place.crew.catalogue, redact=redact) if log else nullcontext() as kept:
         view = View(place.crew.catalogue, screen)
-        orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human)
+        orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human, unsure=unsure)
         result = carry_out(place, orchestrator, text, view, user=user, strict=strict, inputs=inputs)
     if result.refused:
-        raise WorkersError(result.error)
+        raise EtudeError(result.error)
     if experience:
         from etude.bootstrap.experience import collector
 

@@ -17,6 +17,7 @@ from etude.learning.run_folder import find_policy
 from etude.learning.settings import read_own
 from etude.problems.catalogue import Catalogue, parse_catalogue
 from etude.problems.workflow import SPEC
+from etude.problems.workflow.doubt import CALIBRATION, Calibration
 from etude.problems.workflow.encode import KnownNames, TextReader
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import PlannerConfig, make_plan_policy
@@ -80,6 +81,12 @@ def read_catalogue_of(artefact: Artefact) -> Catalogue:
     return parse_catalogue(artefact.file(CATALOGUE), source=artefact.path / CATALOGUE)
 
 
+def read_calibration(artefact: Artefact) -> Calibration | None:
+    """The calibration of a planner's probabilities; None where it has none."""
+    kept = artefact.manifest.details.get(CALIBRATION)
+    return None if kept is None else msgspec.convert(kept, Calibration)
+
+
 def load(artefact: Artefact) -> Planner:
     """The planner of an artefact, with the catalogue it was trained on; it has no dropout, so that it can practise."""
     pretrained, own = read_pretrained(artefact)
@@ -97,6 +104,7 @@ def load(artefact: Artefact) -> Planner:
         workers=_worker_model(artefact, own),
         step=pretrained.step,
         version=artefact.version,
+        calibration=read_calibration(artefact),
     )
 
 

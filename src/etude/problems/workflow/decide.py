@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -19,6 +19,7 @@ from etude.contracts.errors import DataError, PlanError
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decisions import PROBLEM, Choice, Eligible, State
+from etude.problems.workflow.doubt import Proposal
 from etude.problems.workflow.experts import (
     KeywordReader,
     RulePlanner,
@@ -43,6 +44,14 @@ class Chooser(Protocol):
         """The next actions, one or several that follow each other, each with its probability if that is known."""
 
 
+@runtime_checkable
+class Proposer(Protocol):
+    """A chooser that says how sure it is of the plan that a workflow begins with."""
+
+    def propose(self, draft: Obs) -> Proposal | None:
+        """The plan, with its probability; None where the draft is to be continued choice by choice."""
+
+
 Choosers = Callable[[Rules, str], Chooser]
 """Reads an instruction, for which it is then chosen. The same instruction gives an equal chooser."""
 
@@ -65,10 +74,10 @@ class WorkflowDecider:
         catalogue: Catalogue,
         limits: Limits,
         choosers: Choosers,
-        probability: Callable[[DecisionRequest, Decision], float] | None = None,  # of a plan; None: not known
+        proposes: bool = False,  # whether decisions on a first plan say how probable it is
     ) -> None:
         self.version, self.catalogue, self.limits, self.choosers = version, catalogue, limits, choosers
-        self.probability = probability
+        self.proposes = proposes
         self.rules = Rules(catalogue, limits)
         self._chooser = lru_cache(MAX_CHOOSERS)(partial(choosers, self.rules))
 
@@ -90,7 +99,10 @@ class WorkflowDecider:
         known: dict[str, Any] = {"live": [list(worker) for worker in live], **(about or {})}
         if state != State():
             known["state"] = _as_json(state)
+        proposal = None
         if progress.failed is None:
+            proposal = chooser.propose(draft) if isinstance(chooser, Proposer) else None
+            chooser = chooser if proposal is None else _following(self.rules, proposal.plan, 1.0)
             logged = self._plan(draft, chooser, rng, request.at_ms, known)
             action: Any = subtasks(logged, self.catalogue)
         else:
@@ -98,7 +110,9 @@ class WorkflowDecider:
             action = _by_name(logged[0].action, self.catalogue)
         chances = [decision.propensity for decision in logged]
         propensity = None if None in chances else math.prod(chance or 0.0 for chance in chances)
-        return Decision(action=action, propensity=propensity, policy=self.version, logged=tuple(logged))
+        return Decision(
+            action=action, propensity=propensity, policy=self.version, logged=tuple(logged), proposal=proposal
+        )
 
     def read(self, request: DecisionRequest) -> tuple[str, Sequence[Live], State]:
         """The instruction, the workers' live numbers and the state of a request."""
@@ -233,9 +247,9 @@ def by_rules(*, retries_only: bool = False) -> Choosers:
     return choosers
 
 
-def _following(rules: Rules, plan: Plan) -> Chooser:
+def _following(rules: Rules, plan: Plan, propensity: float | None = None) -> Chooser:
     """Builds this plan from the nodes that a draft has."""
-    return lambda draft, rng: [(action, None) for action in rules.actions(plan)[int(draft["length"]) :]]
+    return lambda draft, rng: [(action, propensity) for action in rules.actions(plan)[int(draft["length"]) :]]
 
 
 def certain(actor: Actor) -> Chooser:

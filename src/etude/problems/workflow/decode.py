@@ -2,12 +2,15 @@
 
 A beam keeps the most probable drafts. Of the plans it ends with, the one is taken that agrees best with all of them,
 each weighed by its probability (Kumar & Byrne, 2004): the most probable plan is not the least wrong one on average.
+The tokens of a draft know its types alone, so the probability of a plan's subtasks does not depend on its links and
+workers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -61,32 +64,66 @@ def _greedily(policy: PlanPolicy, drafts: Obs, instructions: Sequence[str]) -> l
     return rules.plans(finished, instructions)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A complete plan of a beam, with the log-probability of each of its choices."""
+
+    plan: Plan
+    log_prob: float
+    """Of all choices, the most probable worker of each node included."""
+    types: tuple[float, ...]
+    """Of the task type of each node, then of the end of the plan."""
+    links: tuple[tuple[float, ...], ...]
+    """Of each node: of its dependence, or not, on each earlier node."""
+    workers: tuple[float, ...]
+
+
 @torch.inference_mode()
 def plan_by_beam(
     policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5, reading: Reading | None = None
 ) -> Plan:
     """The plan of one draft, (1, …) tensors; `reading` is of its instruction, where that was read before."""
+    return agreed(search_by_beam(policy, draft, instruction, beam=beam, reading=reading)).plan
+
+
+@torch.inference_mode()
+def search_by_beam(
+    policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5, reading: Reading | None = None
+) -> list[Candidate]:
+    """The complete plans that a beam ends with for one draft, the most probable first. Their types differ."""
     rules = policy.rules
     rules.check(draft)
     state = policy.encode_drafts(draft, reading or policy.read(draft["instruction"]))
     d, total = draft, torch.zeros(1, device=rules.device)  # (beams,) log-probability
-    ended: list[tuple[float, Plan]] = []
-    while len(total) and (len(ended) < beam or float(total.max()) > ended[-1][0]):
-        d, total, stopped, state = _extend(policy, d, total, state, beam)
+    choices = torch.zeros((1, 0, 2 + policy.nodes), device=rules.device)  # (beams, steps, type + worker + links)
+    ended: list[Candidate] = []
+    while len(total) and (len(ended) < beam or float(total.max()) > ended[-1].log_prob):
+        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, beam)
         if not len(stopped):
             continue
         plans = rules.plans(take(d, stopped), [instruction] * len(stopped))
-        ended += zip(total[stopped].tolist(), plans, strict=True)
-        ended = sorted(ended, key=lambda found: -found[0])[:beam]
+        found = zip(plans, total[stopped].tolist(), choices[stopped].tolist(), strict=True)
+        ended = sorted([*ended, *(_candidate(*one) for one in found)], key=lambda one: -one.log_prob)[:beam]
         going = torch.ones_like(total, dtype=torch.bool).index_fill(0, stopped, False).nonzero()[:, 0]
-        d, total, state = take(d, going), total[going], state.take(going)
-    return _agreed(ended)
+        d, total, choices, state = take(d, going), total[going], choices[going], state.take(going)
+    return ended
+
+
+def _candidate(plan: Plan, log_prob: float, steps: list[list[float]]) -> Candidate:
+    own = list(enumerate(steps[: len(plan.nodes)]))
+    return Candidate(
+        plan=plan,
+        log_prob=log_prob,
+        types=tuple(step[0] for step in steps),
+        links=tuple(tuple(step[2 : 2 + i]) for i, step in own),
+        workers=tuple(step[1] for _, step in own),
+    )
 
 
 def _extend(
-    policy: PlanPolicy, d: Obs, total: Tensor, state: DraftState, beam: int
-) -> tuple[Obs, Tensor, Tensor, DraftState]:
-    """The best `beam` drafts with one choice more, their log-probabilities, and which of them stopped."""
+    policy: PlanPolicy, d: Obs, total: Tensor, choices: Tensor, state: DraftState, beam: int
+) -> tuple[Obs, Tensor, Tensor, Tensor, DraftState]:
+    """The best `beam` drafts with one choice more, their log-probabilities and choices, and which of them stopped."""
     rules = policy.rules
     correction = torch.full_like(d["length"], Correction.ABORT)
     log_p = masked(policy.type_scores(d, state), rules.task_types(d, correction)).log_softmax(1)
@@ -97,20 +134,23 @@ def _extend(
     legal = rules.dependencies(d, task_type)
     scores = finite(policy.link_scores(d, state, token, task_type))
     links = (scores > 0) & legal
-    certain = (torch.nn.functional.logsigmoid(scores.abs()) * legal).sum(1)
+    certain = torch.nn.functional.logsigmoid(scores.abs()) * legal
     able = rules.workers_for(d, correction, task_type, links)
     worker = masked(policy.worker_scores(d, state, token, task_type), able).log_softmax(1).max(1)
     action = {"correction": correction, "type": task_type, "links": links, "worker": worker.indices}
     with_node, stopped = rules.grow(d, action)
     state = state.with_node(d["length"], token, layers)
-    return with_node, best.values + certain + worker.values, stopped.nonzero()[:, 0], state
+    made = torch.cat([log_p[row, task_type][:, None], worker.values[:, None], certain], 1)
+    choices = torch.cat([choices[row], made[:, None]], 1)
+    return with_node, best.values + certain.sum(1) + worker.values, choices, stopped.nonzero()[:, 0], state
 
 
-def _agreed(ended: Sequence[tuple[float, Plan]]) -> Plan:
-    weights = [math.exp(score - ended[0][0]) for score, _ in ended]
-    plans = [plan for _, plan in ended]
+def agreed(ended: Sequence[Candidate]) -> Candidate:
+    """The plan of a beam that agrees best with all of them."""
+    weights = [math.exp(one.log_prob - ended[0].log_prob) for one in ended]
     return max(
-        plans, key=lambda plan: sum(w * _similarity(plan, other) for w, other in zip(weights, plans, strict=True))
+        ended,
+        key=lambda one: sum(w * _similarity(one.plan, other.plan) for w, other in zip(weights, ended, strict=True)),
     )
 
 

@@ -13,18 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import msgspec
 import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 from torch.nn import functional as F
 
 from etude.learning.checkpoint import load_optimizer, optimizer_tensors, prefixed, under
-from etude.learning.compute import descend
+from etude.learning.compute import descend, one_thread
 from etude.learning.run import About, Evaluated, PolicyParts, StopReason, Update
 from etude.learning.run_folder import RunFolder
 from etude.problems.base import Obs
 from etude.problems.distributions import masked
 from etude.problems.workflow.decode import plan_greedily, take
+from etude.problems.workflow.doubt import CALIBRATION, Calibration, fit_calibration, search
 from etude.problems.workflow.grammar import NODES
 from etude.problems.workflow.metrics import score_plans
 from etude.problems.workflow.network import PlanPolicy, TeacherForcedScores
@@ -75,6 +77,8 @@ class ImitationConfig:
     """Drafts followed at once when a plan is made."""
 
 
+MAX_CALIBRATED = 1000
+"""Maximum number of held-out examples that probabilities are calibrated on: a plan takes about 10 ms."""
 FIRST, BEST, EXPERT = "after 1 epoch", "best", "expert"
 """Plans that a run shows."""
 LOSSES = ("loss", "type_loss", "link_loss", "worker_loss", "dag_loss", "grad_norm")
@@ -244,6 +248,7 @@ class ImitationLearner:
         self.step, self.final, self.lr_scale, self.best_scale = 0, 0, 1.0, 1.0
         self.scores: list[float] = []
         self.best: dict[str, Tensor] = {}
+        self.calibration: Calibration | None = None
 
     @property
     def used(self) -> float:
@@ -278,7 +283,13 @@ class ImitationLearner:
         return self.config.early_stop_patience or (2 if self.net.reader is None else 4)
 
     def _begin_final(self) -> None:
-        """From the best weights, over all examples; the memory of past queries then has them all too."""
+        """From the best weights, over all examples; the memory of past queries then has them all too.
+
+        Probabilities are calibrated before: afterwards no example is left that the network has not learned from.
+        """
+        if self.calibration is None:
+            self.algorithm.restart(self.best)
+            self._calibrate()
         self.training_set = self.whole()
         self.net.with_context(self.training_set.policy_context.to(self.device))
         self.algorithm.restart(self.best)
@@ -298,6 +309,8 @@ class ImitationLearner:
                 self.best_scale = self.lr_scale
                 self.best = {name: value.detach().clone() for name, value in self.net.named_parameters()}
                 self._show(made)
+                if not self.config.final_epochs:
+                    self._calibrate()
             elif (self._stale() + 1) % self.config.plateau_patience == 0:
                 self.lr_scale *= self.config.plateau_factor
         means = {name: float(getattr(score, name).mean()) for name in ("node_f1", "link_f1", "accuracy")}
@@ -310,6 +323,18 @@ class ImitationLearner:
         scores = [self.net.teacher_forced_scores(part) for part in parts]
         losses = [imitation_loss(s, d, self.net, self.config)[0] for s, d in zip(scores, parts, strict=True)]
         return float(torch.stack(losses).mean())
+
+    def _calibrate(self) -> None:
+        """Fit the calibration of the planner's probabilities on held-out examples."""
+        held_out, instructions = self.training_set.expected[:MAX_CALIBRATED], self.training_set.validation
+        drafts = {name: value.to(self.device) for name, value in instructions.items()}
+        rows = torch.arange(len(held_out), device=self.device).split(1)
+        with one_thread(only=True):
+            beams = [
+                search(self.net, take(drafts, row), plan.instruction, beam=self.config.beam)
+                for row, plan in zip(rows, held_out, strict=True)
+            ]
+        self.calibration = fit_calibration(beams, held_out)
 
     def _show(self, made: Sequence[Plan]) -> None:
         """Keep a few validation plans for the report."""
@@ -329,20 +354,26 @@ class ImitationLearner:
         memory = prefixed("memory.", self.training_set.memory.state_dict())
         with self.algorithm.averaged():
             weights = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
-        return replace(self.parts, tensors=memory).with_weights(weights)
+        details = dict(self.parts.details)
+        if self.calibration is not None:
+            details[CALIBRATION] = msgspec.to_builtins(self.calibration)
+        return replace(self.parts, tensors=memory, details=details).with_weights(weights)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.algorithm.state_dict() | {f"best.{name}": value for name, value in self.best.items()}
 
     def values(self) -> dict[str, Any]:
-        return {"final": self.final, "lr_scale": self.lr_scale, "best_scale": self.best_scale}
+        kept = None if self.calibration is None else msgspec.to_builtins(self.calibration)
+        return {"final": self.final, "lr_scale": self.lr_scale, "best_scale": self.best_scale, CALIBRATION: kept}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         self.best = {name: value.to(self.device) for name, value in under("best.", tensors).items()}
+        kept = values.get(CALIBRATION)
+        self.calibration = None if kept is None else msgspec.convert(kept, Calibration)
         if values["final"]:
             self._begin_final()
-        for name, value in values.items():
-            setattr(self, name, value)
+        for name in ("final", "lr_scale", "best_scale"):
+            setattr(self, name, values[name])
         self.algorithm.load_state_dict(tensors)
 
     def summary(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from etude.problems.workflow.assignment import Assignment
 from etude.problems.workflow.decide import Chooser, WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
 from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily, take
+from etude.problems.workflow.doubt import Calibration, Proposal, propose, search
 from etude.problems.workflow.encode import (
     KnownNames,
     PolicyContext,
@@ -29,9 +30,8 @@ from etude.problems.workflow.encode import (
 )
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
-from etude.problems.workflow.network import PlanPolicy
-from etude.problems.workflow.plan import Limits, Node, Plan
-from etude.problems.workflow.progress import from_state, to_draft
+from etude.problems.workflow.network import PlanPolicy, Reading
+from etude.problems.workflow.plan import Limits, Plan
 from etude.problems.workflow.similarity import SimilarityEncoder
 from etude.problems.workflow.worker_model import WorkerModel
 
@@ -59,6 +59,8 @@ class Planner:
     """What is expected of workers by logged attempts: chooses them, and corrections; None leaves it to the network."""
     step: int = 0
     version: str = ""
+    calibration: Calibration | None = None
+    """What makes its probabilities frequencies; None where nothing was held out to fit it on."""
     problem: str = field(default=PROBLEM, init=False)
     _similarity: SimilarityEncoder = field(init=False, repr=False)
     _context: PolicyContext = field(init=False, repr=False)
@@ -82,6 +84,19 @@ class Planner:
         draft = empty_drafts(policy.context)
         with one_thread(only=True):
             return self._assigned(policy.rules, draft, plan_by_beam(policy, draft, instruction, beam=self.beam))
+
+    def propose(self, instruction: str, *, count: int = 3) -> Proposal:
+        """The same plan, with its probability, what the planner doubts, and the next best plans, `count` at most."""
+        policy = self._reading([instruction])
+        return self._proposal(policy, empty_drafts(policy.context), instruction, count=count)
+
+    def _proposal(
+        self, policy: PlanPolicy, draft: Obs, instruction: str, *, count: int = 3, reading: Reading | None = None
+    ) -> Proposal:
+        assign = None if self.workers is None else partial(self._assigned, policy.rules, draft)
+        with one_thread(only=True):
+            found = search(policy, draft, instruction, beam=self.beam, reading=reading)
+            return propose(found, self.calibration, count=count, assign=assign)
 
     def plans(self, instructions: Sequence[str]) -> list[Plan]:
         """Plans for many, by the most probable choice at each step: quicker, and a little less often right."""
@@ -120,37 +135,14 @@ class Planner:
             catalogue=planner.catalogue,
             limits=planner.limits,
             choosers=partial(planner._chooser, explore=explore),
-            probability=partial(plan_probability, planner),
+            proposes=not explore,
         )
 
     def _chooser(self, rules: Rules, instruction: str, *, explore: bool) -> Chooser:
         policy = self._reading([instruction])
         with one_thread(only=True):
             reading = policy.read(torch.zeros(1, dtype=torch.long))
-
-        assignment = None if self.workers is None else Assignment(model=self.workers, rules=rules)
-
-        def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
-            sampling = rng if explore else None
-            if assignment is not None and int(draft["failed"]) >= 0:
-                corrected = assignment.correct(draft, sampling)
-                if corrected is not None:
-                    return [corrected]
-            with one_thread(only=True):
-                if not explore and not bool(draft["length"].any() or draft["replans"].any()):  # nothing is planned yet
-                    plan = plan_by_beam(policy, draft, instruction, beam=self.beam, reading=reading)
-                    actions = rules.actions(plan)
-                    return [(action, 1.0) for action in (assignment.plan(draft, actions) if assignment else actions)]
-                state = policy.encode_drafts(draft, reading)
-                action, log_prob, _ = policy.decide(draft, state, greedy=not explore, generator=rng)
-                if assignment is not None:
-                    other, chance = assignment.node(draft, action, sampling)
-                    if chance is not None:
-                        log_prob = log_prob - policy.worker_log_prob(draft, state, action) + math.log(chance)
-                        action = other
-            return [(action, float(log_prob.exp()) if explore else 1.0)]
-
-        return choose
+        return _PlannerChooser(self, policy, reading, instruction, explore)
 
     def _reading(self, instructions: Sequence[str]) -> PlanPolicy:
         """The network in the context of these instructions."""
@@ -166,17 +158,44 @@ class Planner:
         return replace(self._context, encoded=encoded)
 
 
-@torch.inference_mode()
-def plan_probability(planner: Planner, request: DecisionRequest, decision: Decision) -> float:
-    """The probability of a plan that a planner decided on: the product over its choices, as the network has them."""
-    instruction, live, state = planner._decider.read(request)
-    policy = planner._reading([instruction])
-    rules = policy.rules
-    done = [Node(task_type=planner.catalogue.task_types[step.task_type].name) for step in state.steps]
-    plan = Plan(instruction=instruction, nodes=(*done, *(Node(**subtask) for subtask in decision.action)))
-    draft, log_prob = to_draft(rules, from_state(state), live, now_ms=request.at_ms), 0.0
-    with one_thread(only=True):
-        for action in rules.actions(plan)[len(done) :]:
-            log_prob += float(policy.evaluate(draft, action).log_prob)
-            draft, _ = rules.grow(draft, action)
-    return math.exp(log_prob)
+@dataclass(frozen=True, eq=False)
+class _PlannerChooser:
+    """Chooses about one instruction: the first plan by beam, everything else by the most probable choice.
+
+    Where there is a worker model, it chooses the workers, and corrections as far as it can tell.
+    """
+
+    planner: Planner
+    policy: PlanPolicy
+    reading: Reading
+    instruction: str
+    explore: bool
+
+    def propose(self, draft: Obs) -> Proposal | None:
+        """The first plan; None where something is planned already, or where choices are sampled."""
+        if self.explore or bool(draft["length"].any() or draft["replans"].any()):
+            return None
+        return self.planner._proposal(self.policy, draft, self.instruction, reading=self.reading)
+
+    def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
+        sampling, assignment = rng if self.explore else None, self._assignment
+        if assignment is not None and int(draft["failed"]) >= 0:
+            corrected = assignment.correct(draft, sampling)
+            if corrected is not None:
+                return [corrected]
+        if (proposal := self.propose(draft)) is not None:
+            return [(action, 1.0) for action in self.policy.rules.actions(proposal.plan)]
+        with one_thread(only=True):
+            state = self.policy.encode_drafts(draft, self.reading)
+            action, log_prob, _ = self.policy.decide(draft, state, greedy=not self.explore, generator=rng)
+            if assignment is not None:
+                other, chance = assignment.node(draft, action, sampling)
+                if chance is not None:
+                    log_prob = log_prob - self.policy.worker_log_prob(draft, state, action) + math.log(chance)
+                    action = other
+        return [(action, float(log_prob.exp()) if self.explore else 1.0)]
+
+    @cached_property
+    def _assignment(self) -> Assignment | None:
+        model = self.planner.workers
+        return None if model is None else Assignment(model=model, rules=self.policy.rules)

@@ -497,7 +497,7 @@ def test_the_share_that_a_fallback_planned(
         asked = ("collect", "--policy", run, "--fallback", f"llm:{server.url}#m", "--num-executions", "6")
         assert etude(*asked, "--out", log / "all", "--min-probability", "1") == 0
         assert f"llm:m@{server.url.split('/')[2]} 100.0%" in " ".join(capsys.readouterr().out.split())
-        chances = sorted(kept.decisions[0].context["plan_probability"] for kept in executions(log / "all"))
+        chances = sorted(kept.probability or 0.0 for kept in executions(log / "all"))
         middle = str((chances[0] + chances[-1]) / 2)
         summary = json_output(capsys, *asked, "--out", log / "some", "--min-probability", middle)
     shares = summary["planned_by"]
@@ -505,7 +505,7 @@ def test_the_share_that_a_fallback_planned(
     assert len(shares) == 2
     for kept in executions(log / "some"):
         by_model = kept.decisions[0].policy.startswith("llm:")
-        assert by_model == (kept.decisions[0].context["plan_probability"] < float(middle))
+        assert by_model == ((kept.probability or 0.0) < float(middle))
 
 
 def test_names_of_language_models(workers: Path, capsys: Captured) -> None:

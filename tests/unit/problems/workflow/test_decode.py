@@ -142,10 +142,12 @@ def test_a_beam_follows_its_drafts_as_if_each_were_read_from_the_start(seed: int
     policy = make_policy(CATALOGUE, FREE, seed, layers=2)
     d = take(empty_drafts(policy.context), torch.tensor([row]))
     total, state, steps = torch.zeros(1), policy.encode_drafts(d, policy.read(d["instruction"])), 0
+    choices = torch.zeros((1, 0, 2 + policy.nodes))
     while len(total):
-        d, total, stopped, state = _extend(policy, d, total, state, width)
+        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, width)
+        torch.testing.assert_close(choices.sum((1, 2)), total)
         going = torch.tensor([i for i in range(len(total)) if i not in stopped.tolist()], dtype=torch.long)
-        d, total, state = take(d, going), total[going], state.take(going)
+        d, total, choices, state = take(d, going), total[going], choices[going], state.take(going)
         if len(going):
             steps += 1
             assert d["length"].tolist() == [steps] * len(going)
