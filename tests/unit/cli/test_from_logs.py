@@ -325,6 +325,7 @@ def test_by_default_workers_are_learned_and_the_old_policy_stays_unless_the_new_
     assert "Verdict: " in shown
     learned, before = load_planner(Path("runs/all")), load_planner(first)
     assert learned.workers is not None
+    assert learned.calibration == before.calibration
     for instruction in generate(0, 100).instructions[:5]:
         new, old = learned.plan(instruction), before.plan(instruction)
         assert [(n.task_type, n.dependencies) for n in new.nodes] == [(n.task_type, n.dependencies) for n in old.nodes]

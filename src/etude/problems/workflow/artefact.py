@@ -44,6 +44,7 @@ def planner_parts(
     known: KnownNames,
     memory: Mapping[str, Tensor] | None = None,
     workers: WorkerModel | None = None,
+    calibration: Calibration | None = None,
 ) -> PolicyParts:
     """What a planner's artefact holds besides its weights; a learner that fits a memory adds that itself."""
     model = {} if workers is None else {name: torch.from_numpy(x) for name, x in workers.tensors().items()}
@@ -51,7 +52,8 @@ def planner_parts(
         tensors=prefixed("memory.", memory or {}) | prefixed(WORKERS, model),
         files={CATALOGUE: msgspec.json.format(msgspec.json.encode(catalogue), indent=1)},
         details={"task_types": list(known.task_types), "workers": list(known.workers)}
-        | ({} if workers is None else {"worker_model": workers.to_json()}),
+        | ({} if workers is None else {"worker_model": workers.to_json()})
+        | ({} if calibration is None else {CALIBRATION: msgspec.to_builtins(calibration)}),
     )
 
 

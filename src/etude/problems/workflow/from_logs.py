@@ -66,7 +66,8 @@ def read_logs(
     planner.policy.to(device)
     for name, parameter in planner.policy.named_parameters():
         parameter.requires_grad_(not only_workers or name.startswith(WORKER_HEADS))
-    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), planner.workers)
+    calibration = planner.calibration if only_workers else None  # of the subtasks, which then stay
+    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), planner.workers, calibration)
     return WorkflowLogs(planner=planner, parts=parts)
 
 

@@ -139,7 +139,7 @@ class WorkerLearner:
     def policy(self) -> PolicyParts:
         planner = self.planner
         model = self.fitted[0] if self.is_kept else planner.workers
-        parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), model)
+        parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), model, planner.calibration)
         return parts.with_weights(planner.policy.state_dict())
 
     def tensors(self) -> dict[str, Tensor]:
