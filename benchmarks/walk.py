@@ -45,7 +45,7 @@ def commands(folder: Path) -> dict[tuple[str, ...], dict[str, str]]:
         ("dataset", "create", "--problem", "workflow", "--out", dataset): {
             "dataset": "etude.experience.datasets.create:create"
         },
-        train: {"train": "etude.learning.logged_ppo:LoggedPPO.learn"},
+        train: {"train": "etude.problems.workflow.worker_model:fit_workers"},
         ("evaluate", learned, "--dataset", dataset): {"evaluate": "etude.learning.off_policy:evaluate_off_policy"},
     }
 
