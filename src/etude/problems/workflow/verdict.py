@@ -22,7 +22,9 @@ from etude.problems.workflow.worker_model import Attempt, WorkerModel, fit_worke
 
 FOLDS = 5
 MIN_OUTCOMES = 20
-"""Logged attempts by a worker that the new choice prefers, below which nothing is claimed."""
+"""Logged attempts by a worker at a task type below which a change to it is thin: the model alone speaks for it."""
+MAX_THIN = 0.1
+"""Share of the changes that may be thin; beyond it nothing is claimed."""
 MAX_WEIGHT = 20.0
 ONE_SIDED = 1.6448536269514722
 """Standard errors that the gain must be away from 0: of choices that are no better, at most 5 % are called better."""
@@ -128,7 +130,7 @@ def judge(attempts: Sequence[Attempt], choices: Choices) -> Verdict:
     zero = np.zeros(len(rows))
     success, cost, utility = (dr(weight[1] - weight[0], v[2], zero, v[1] - v[0], groups) for v in values)
     old_cost = dr(weight[0], values[1, 2], zero, values[1, 0], groups).mean
-    thin = any(tried[attempts[i].task_type, choices.new[i]] < MIN_OUTCOMES for i in changed)
+    thin = sum(tried[attempts[i].task_type, choices.new[i]] < MIN_OUTCOMES for i in changed) > MAX_THIN * len(changed)
     answer: Answer = "not distinguishable"
     if changed and not thin:
         away = ONE_SIDED * utility.error

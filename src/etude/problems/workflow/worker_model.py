@@ -42,7 +42,7 @@ MIN_VERIFIED = 0.5
 class WorkerModelConfig:
     """How a planner chooses workers and corrections by what was logged of them."""
 
-    cost_weight: Annotated[float, Ge(0)] = 0.1
+    cost_weight: Annotated[float, Ge(0)] = 0.03
     """Share of success that is given up to save the mean cost of one attempt."""
     latency_weight: Annotated[float, Ge(0)] = 0.0
     """Share of success that is given up to save the mean latency of one attempt."""
