@@ -9,14 +9,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from etude.contracts.errors import ConfigError, DatasetError
 from etude.contracts.option import Option
 from etude.files.durable import write_json
+from etude.learning.one_fit import OneFit
 from etude.learning.requests import LearnRequest
-from etude.learning.run import About, Evaluated, PolicyParts, Run, StopReason, Update
+from etude.learning.run import About, Evaluated, PolicyParts, Run, Update
 from etude.learning.run_folder import RunFolder, find_policy
 from etude.problems.choice.evaluate import find
 from etude.problems.choice.fit import Trained, continue_choice, fit_choice
@@ -93,10 +91,10 @@ def _run(
     return Run(ChoiceLearner(about, rows, options, request.settings, earlier), RunFolder(request.out))
 
 
-class ChoiceLearner:
+class ChoiceLearner(OneFit):
     """Fits a choice in closed form: one update."""
 
-    checkpoint_every, threads, device = 1, 2, torch.device("cpu")
+    threads = 2
 
     def __init__(
         self,
@@ -108,15 +106,8 @@ class ChoiceLearner:
     ) -> None:
         self.about, self.rows, self.options, self.earlier = about, rows, options, earlier
         self.config, self.seed = settings.own(ChoiceSettings).choice, settings.run.seed
-        self.step, self.scores = 0, list[float]()
+        super().__init__()
         self._trained: Trained | None = None
-
-    @property
-    def used(self) -> float:
-        return float(self.step)
-
-    def begin(self) -> Evaluated | None:
-        return None
 
     def advance(self, report: Callable[[float], None]) -> dict[str, float]:
         if self.earlier is not None:
@@ -141,20 +132,8 @@ class ChoiceLearner:
         score = self.trained.value
         return Evaluated(score=score if score == score else None, keep=True)
 
-    def reason_to_stop(self) -> StopReason | None:
-        return StopReason.BUDGET if self.step else None
-
     def policy(self) -> PolicyParts:
         return write_model(self.trained.model)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def values(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        return None
 
     def summary(self) -> dict[str, Any]:
         found, model = self.trained, self.trained.model

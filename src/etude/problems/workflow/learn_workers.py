@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from etude.contracts.errors import ConfigError
 from etude.contracts.ports import LoggedDataset
 from etude.learning.from_logs import KEPT_OLD, Keep, check_dataset
+from etude.learning.one_fit import OneFit
 from etude.learning.requests import LearnRequest
-from etude.learning.run import About, Evaluated, PolicyParts, Run, StopReason, Update
+from etude.learning.run import About, Evaluated, PolicyParts, Run, Update
 from etude.learning.run_folder import RunFolder, find_policy
 from etude.problems.workflow import SPEC
 from etude.problems.workflow.artefact import load, planner_parts
@@ -78,10 +76,8 @@ def learn_workers(request: LearnRequest) -> Run:
     return run
 
 
-class WorkerLearner:
+class WorkerLearner(OneFit):
     """Fits what to expect of workers in closed form: one update."""
-
-    checkpoint_every, threads, device = 1, 1, torch.device("cpu")
 
     def __init__(
         self,
@@ -95,15 +91,8 @@ class WorkerLearner:
     ) -> None:
         self.about, self.planner, self.dataset, self.config = about, planner, dataset, config
         self.seed, self.keep = seed, keep
-        self.step, self.scores = 0, list[float]()
+        super().__init__()
         self._fitted: tuple[WorkerModel, Verdict, Sequence[Attempt]] | None = None
-
-    @property
-    def used(self) -> float:
-        return float(self.step)
-
-    def begin(self) -> Evaluated | None:
-        return None
 
     def advance(self, report: Callable[[float], None]) -> dict[str, float]:
         verdict = self.fitted[1]
@@ -128,9 +117,6 @@ class WorkerLearner:
         gain = self.fitted[1].utility
         return Evaluated(score=gain.mean if gain.mean == gain.mean else None, keep=True)
 
-    def reason_to_stop(self) -> StopReason | None:
-        return StopReason.BUDGET if self.step else None
-
     @property
     def is_kept(self) -> bool:
         """Whether the new choice of workers becomes the run's policy."""
@@ -141,15 +127,6 @@ class WorkerLearner:
         model = self.fitted[0] if self.is_kept else planner.workers
         parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), model, planner.calibration)
         return parts.with_weights(planner.policy.state_dict())
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def values(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        return None
 
     def summary(self) -> dict[str, Any]:
         _, verdict, attempts = self.fitted
