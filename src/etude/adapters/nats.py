@@ -57,6 +57,8 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 """Seconds between attempts to connect."""
 TIDY_S = 600.0
 """Seconds between clean-ups of messages beyond their stream's retention."""
+AGAIN_S = 0.2
+"""Seconds until a task that goes on is cancelled again."""
 SIZE_EXCEEDED, NO_MESSAGE = 10054, 10037
 """Error codes of JetStream: message too large for the stream; no message with that number."""
 
@@ -284,10 +286,15 @@ class NatsBus:
                 await link.jetstream.update_stream(config.evolve(**ours))
 
     async def _end(self) -> None:
+        """Cancel everything else, again where a task goes on: the client swallows a cancellation that meets its own."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        while others:
+            for task in others:
+                task.cancel()
+            done, others = await asyncio.wait(others, timeout=AGAIN_S)
+            for task in done:
+                if not task.cancelled():
+                    task.exception()  # it is of no interest any more
 
 
 class _Request(NamedTuple):

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -284,3 +285,21 @@ def test_leaves_nothing_running(server: NatsServer) -> None:
     assert threading.active_count() == before
     NatsBus("nats://127.0.0.1:1").close()
     assert threading.active_count() == before
+
+
+def test_closes_although_a_task_swallows_its_cancellation(server: NatsServer, connect: Callable[..., NatsBus]) -> None:
+    """As the client's own tasks may."""
+    bus = connect(server.url)
+    eventually(lambda: bus.publish(messages(1)))
+
+    async def swallow_once() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        await asyncio.sleep(600)
+
+    swallowing = asyncio.run_coroutine_threadsafe(swallow_once(), bus._loop)
+    closing = threading.Thread(target=bus.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert swallowing.cancelled()
