@@ -41,6 +41,7 @@ from choice_peers import (
     log_uniformly,
     ridge,
     vowpal,
+    vowpal_from_file,
     vowpal_online,
 )
 from results import save
@@ -354,6 +355,8 @@ def continued(arguments: argparse.Namespace) -> None:
 
 
 KINDS, WORDS, CHARACTERS, OPTIONS = 12, 20_000, 500, 20
+PEER_ROWS = 100_000
+"""Rows that the peer reads: its time is linear in them."""
 
 
 def made_up(n: int, seed: int = 0) -> Iterator[str]:
@@ -378,12 +381,15 @@ def cpu_s() -> float:
 
 
 def scale(arguments: argparse.Namespace) -> None:
-    values = []
+    values, peer = [], dict[str, float]()
     for rows in arguments.rows:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "outcomes.jsonl"
             with path.open("w") as file:
                 file.writelines(made_up(rows))
+            if rows == PEER_ROWS:
+                peer = {"rows": rows, "wall_s": vowpal_from_file(path, OPTIONS)}
+                print("vowpal, one pass", peer, flush=True)
             began, used = time.perf_counter(), cpu_s()
             trained = fit_choice(ReplayFile(path, None), ENCODER, ChoiceConfig())
             wall, cpu = time.perf_counter() - began, cpu_s() - used
@@ -401,7 +407,7 @@ def scale(arguments: argparse.Namespace) -> None:
             }
         )
         print(values[-1], flush=True)
-    save("choices_scale", {"options": OPTIONS, "characters": CHARACTERS, "runs": values})
+    save("choices_scale", {"options": OPTIONS, "characters": CHARACTERS, "runs": values, "vowpal": peer})
 
 
 # One decision
