@@ -135,12 +135,12 @@ def test_the_best_single_option_is_one_option_even_if_two_are_equally_good() -> 
 def test_an_option_with_few_outcomes_is_not_chosen_for_them() -> None:
     """One outcome of the last option, the best of all, in rows in which only the others are known."""
     x, _, y = planted(200, signal=0)
-    whole, lucky = all_known(y[:, :2]), 100.0
+    whole, one_good = all_known(y[:, :2]), 100.0
     seen = Observed(
         rows=200,
         row=np.append(whole.row, 7),
         option=np.append(whole.option, 2),
-        value=np.append(whole.value, [[lucky]], 0),
+        value=np.append(whole.value, [[one_good]], 0),
         weight=np.append(whole.weight, 10.0),
     )
     for limit in (64, 1):  # each option by itself, or completed sums

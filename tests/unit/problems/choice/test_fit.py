@@ -290,8 +290,8 @@ def test_costs_that_the_earlier_policy_does_not_know_are_not_dropped_silently() 
 
 
 def test_one_lucky_outcome_does_not_win() -> None:
-    lucky = Row(context={"tier": "gold", "size": 0.5}, outcomes={"rare": {"score": 1.0, "cost_usd": 0.1}}, group="x")
-    trained = fit([*make_rows(300), lucky])
+    one_good = Row(context={"tier": "gold", "size": 0.5}, outcomes={"rare": {"score": 1.0, "cost_usd": 0.1}}, group="x")
+    trained = fit([*make_rows(300), one_good])
     model = trained.model
     assert chosen(model) == RIGHT
     assert model.best_single != "rare"
@@ -303,7 +303,7 @@ def test_one_lucky_outcome_does_not_win() -> None:
     picks = expected.careful(expected.utility(1.0, 1.0), 1.0).argmax(1)
     assert "rare" not in {model.table.names[pick] for pick in picks}
     assert len(taken) == 301
-    later = continue_choice(fit(make_rows(300)).model, parts([*make_rows(50, seed=1), lucky]), ChoiceConfig())
+    later = continue_choice(fit(make_rows(300)).model, parts([*make_rows(50, seed=1), one_good]), ChoiceConfig())
     assert chosen(later.model) == RIGHT
     assert later.model.best_single != "rare"
     assert any("rare (1)" in remark for remark in later.remarks)
