@@ -36,6 +36,7 @@ class End:
     rest_s: float | None = None
     by_worker: bool = True  # it counts for the worker's statistics
     repeatable: bool = True  # False: the same worker would fail again
+    verified: bool = False  # a verifier of the task type checked the output
 
 
 @dataclass(eq=False, slots=True)
@@ -203,9 +204,9 @@ class Attempts:
                 return End(usd=usd, fault=Fault.BUDGET, message=f"to verify it: {refusal}", by_worker=False)
             verdict = await verifier(subtask, output)
             if verdict.ok:
-                return End(output=output, usd=usd + verdict.cost_usd)
+                return End(output=output, usd=usd + verdict.cost_usd, verified=True)
             why = verdict.reason or "the verifier says no"
-            return End(usd=usd + verdict.cost_usd, fault=verdict.fault, message=why)
+            return End(usd=usd + verdict.cost_usd, fault=verdict.fault, message=why, verified=True)
         except WorkerError as error:
             return End(usd=usd + (error.cost_usd or 0.0), fault=error.fault, message=str(error), by_worker=False)
         except Exception as error:
@@ -270,6 +271,7 @@ class Attempts:
                 cost_usd=usd,
                 fault=None if end.fault is None else end.fault.value,
                 message=end.message[:MAX_MESSAGE_CHARS],
+                verified=end.verified,
             )
         )
         if end.by_worker:

@@ -1,8 +1,9 @@
 """Execution logs in, a training file out: of each instruction the plan that did best, as it stood in the end.
 
-A correction that helped becomes part of the plan. Each line is kept or counted under the one reason it is not. Which
-subtasks a plan has is learned from experts, verifiers, judges, people and language models, never from a self-declared
-success: that shows only which worker does which subtask well.
+A correction that helped becomes part of the plan, and each subtask is given to the worker that all logged attempts
+speak for. Each line is kept or counted under the one reason it is not. Which subtasks a plan has is learned from
+experts, verifiers, judges, people and language models, never from a self-declared success: that shows only which worker
+does which subtask well.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from etude.files.durable import replace_file
 from etude.orchestrator.expert_plans import ExpertPlans, key_of
 from etude.orchestrator.labels import Labels, read_labels
 from etude.orchestrator.log import CATALOGUE_FILE, Damaged, Line, log_catalogue, read_lines, same_ids
+from etude.orchestrator.preferred_workers import PreferredWorkers, attempts_of
 from etude.orchestrator.record import LANGUAGE_MODEL, Execution, NodeRecord, PlannerOutputs
 from etude.problems.catalogue import Catalogue, read_catalogue
 from etude.problems.workflow.examples import Example, Targets, to_record
 from etude.problems.workflow.plan import topological_order
+from etude.problems.workflow.worker_model import Attempt
 
 SHOWN = 3
 """Places reported for each reason."""
@@ -71,6 +74,7 @@ class Prepared:
     changes: list[Change] = field(default_factory=list)
     labelled: int = 0  # lines with a person's label
     self_declared: int = 0  # examples with an expert's subtasks and the workers of a self-declared success
+    workers: Counter[str] = field(default_factory=Counter)  # `task type: old → new`, by the number of subtasks
     warnings: list[str] = field(default_factory=list)
 
 
@@ -84,7 +88,8 @@ def prepare(
 ) -> Prepared:
     """Of a folder of logs, or one; `progress` hears the bytes of each line.
 
-    Memory holds one plan per instruction and set of subtasks. LogError where all labels belong to other logs.
+    Memory holds one plan per instruction and set of subtasks, and a few numbers per attempt. LogError where all labels
+    belong to other logs.
     """
     catalogue = log_catalogue(logs)
     choice = _Selection(
@@ -106,7 +111,7 @@ def write_prepared(prepared: Prepared, out: Path, *, ids: bool = False) -> None:
 
     DataError where no execution is left or another catalogue is in that folder.
     """
-    if not prepared.examples:
+    if not prepared.examples and not (prepared.experts and prepared.workers):
         remedy = "collect more with `etude collect`"
         if prepared.dropped[Reason.SELF_DECLARED.value]:
             remedy = "label some with `etude label`, add a verifier of the whole workflow, or give experts"
@@ -198,6 +203,7 @@ class _Selection:
     places: dict[str, list[str]] = field(default_factory=dict)
     changes: dict[tuple[str, str], Change] = field(default_factory=dict)  # by instruction and reason: the first
     verdicts: _Verdicts = field(default_factory=_Verdicts)
+    attempts: list[Attempt] = field(default_factory=list)
 
     def add(self, line: Line) -> None:
         self.read += 1
@@ -212,7 +218,9 @@ class _Selection:
             self.verdicts.add(line.content)
         if execution.ended == "cancelled":
             self._drop(Reason.CANCELLED, place)
-        elif not execution.instruction.strip():
+            return
+        self.attempts += attempts_of(execution, self.catalogue)
+        if not execution.instruction.strip():
             self._drop(Reason.NO_INSTRUCTION, place)
         elif not execution.success:
             tried = self.tried.setdefault(execution.instruction.strip(), _Tried())
@@ -228,7 +236,8 @@ class _Selection:
             reason = Reason.NOT_SUCCESSFUL if tried.best is None else Reason.BETTER_EXISTS
             self._drop(reason, *tried.failed_at, count=tried.failed)
         kept = [tried.best for tried in self.tried.values() if tried.best is not None]
-        examples = [success.example for success in kept]
+        preferred = PreferredWorkers(self.attempts, self.catalogue)
+        examples = [preferred.give(success.example) for success in kept]
         learned = {key_of(example.instruction): example for example in examples}
         problem = self.labels.check() if whole else ""
         return Prepared(
@@ -237,10 +246,11 @@ class _Selection:
             read=self.read,
             dropped=self.dropped,
             places=self.places,
-            experts=[example for example in self.experts.examples if key_of(example.instruction) not in learned],
+            experts=[preferred.give(e) for e in self.experts.examples if key_of(e.instruction) not in learned],
             changes=list(self._changes(learned)),
             labelled=self.labelled,
             self_declared=sum(success.is_self_declared for success in kept),
+            workers=preferred.changes,
             warnings=[*([problem] if problem else []), *self.verdicts.warnings()],
         )
 

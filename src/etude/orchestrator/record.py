@@ -43,6 +43,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_usd: float
     fault: str | None = None  # a Fault; null where it was done
     message: str = ""
+    verified: bool = False  # a verifier of its task type checked the output
 
 
 class NodeRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -71,9 +71,10 @@ def _turn(
         "task_type": catalogue.task_types[task_type].name,
         "worker": catalogue.workers[attempt.worker].name if catalogue.workers else None,
     }
+    more = {"parameters": plain(dict(parameters)), "verified": attempt.verified}
     return Turn(
         at_ms=attempt.started_ms,
-        action=action | ({"parameters": plain(dict(parameters))} if parameters else {}),
+        action=action | {name: value for name, value in more.items() if value},
         result=plain(output) if done else None,
         error=None if done else f"{attempt.fault}: {attempt.message}",
         cost_usd=attempt.cost_usd,
@@ -156,6 +157,7 @@ def _attempts(trajectory: Trajectory, nodes: Nodes) -> list[list[Attempt]]:
                 cost_usd=turn.cost_usd or 0.0,
                 fault=fault or None,
                 message=message,
+                verified=bool(turn.action.get("verified")),
             )
         )
     return found

@@ -101,7 +101,7 @@ def make_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> Plan
         )
     _check_run(policy)
     planner = load_planner(Path(policy))
-    return planner.decider(catalogue=place.crew.catalogue, limits=limits, explore=bool(explore))
+    return planner.decider(catalogue=place.crew.catalogue, limits=limits, explore=explore)
 
 
 def _asking(policy: str, place: Workplace, limits: Limits) -> LanguageModelPlanner:

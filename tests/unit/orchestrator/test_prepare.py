@@ -311,7 +311,7 @@ def test_examples_do_not_depend_on_how_lines_are_spread_over_files(tmp_path: Pat
     assert prepare(tmp_path / "one" / "executions.jsonl") == whole
 
 
-def test_memory_holds_one_plan_an_instruction(tmp_path: Path) -> None:
+def test_memory_holds_one_plan_an_instruction_and_no_outputs(tmp_path: Path) -> None:
     bulky = msgspec.structs.replace(execution().execution_result, outputs={"0": "x" * 20_000})
     lines = [to_line(execution(f"{i % 5}", reward=float(i), execution_result=bulky)) for i in range(1_000)]
     write_log(tmp_path, b"".join(lines))
@@ -319,7 +319,7 @@ def test_memory_holds_one_plan_an_instruction(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         made = prepare(tmp_path, progress=heard.append)
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000  # of 20 MB of log
     finally:
         tracemalloc.stop()
     assert len(made.examples) == 5

@@ -108,6 +108,9 @@ def tell_prepared(prepared: Prepared, logs: Path, screen: Console) -> None:
         screen.print(
             f"{prepared.self_declared:,} self-declared successes give their workers to plans of known subtasks"
         )
+    if prepared.workers:
+        most = ", ".join(f"{change} ({count:,})" for change, count in prepared.workers.most_common(SHOWN))
+        screen.print(f"workers by what all attempts show: {escape(most)}", soft_wrap=True)
     if prepared.changes:
         _print_changes(prepared, screen)
     if prepared.dropped[Reason.SELF_DECLARED.value]:
@@ -152,6 +155,7 @@ def _json(prepared: Prepared) -> dict[str, Any]:
         "experts": len(prepared.experts),
         "labelled": prepared.labelled,
         "self_declared": prepared.self_declared,
+        "workers": dict(prepared.workers.most_common()),
         "dropped": {reason: {"count": count, "places": places[reason]} for reason, count in counts},
         "changes": [_change(change, prepared.catalogue) for change in prepared.changes],
         "warnings": prepared.warnings,

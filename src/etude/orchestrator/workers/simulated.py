@@ -11,8 +11,8 @@ from random import Random
 from etude.contracts.ports import Verifier, Worker
 from etude.contracts.work import Fault, Reply, Subtask, Verdict, WorkerError
 from etude.orchestrator.crew import Crew
+from etude.problems.workflow.faults import ErrorCategory
 from etude.problems.workflow.office.office import EpisodeConditions, Office
-from etude.problems.workflow.office.world import ErrorCategory
 from etude.problems.workflow.progress import Live
 
 FAULTS = {

@@ -21,7 +21,8 @@ def choose_method(inputs: Mapping[str, Any]) -> str:
             "replay, recorded outcomes, is what a choice learns from: use `etude train choice --replay FILE`"
         )
     if "dataset" in given:
-        wrong = given & {"data", "episodes", "shift", "encoder", "batch-size", "epochs"}
+        of_data = set() if "data" in given and "algorithm" not in given else {"data", "batch-size", "epochs"}
+        wrong = given & {"episodes", "shift", "encoder", *of_data}
         if wrong:
             raise ConfigError(f"{min(wrong)} does not go with a dataset, whose settings are below `from_logs`")
         return FROM_LOGS
@@ -31,7 +32,10 @@ def choose_method(inputs: Mapping[str, Any]) -> str:
     if "algorithm" in given:
         raise ConfigError("algorithm goes with a dataset: phase 1 imitates, phase 2 learns by PPO")
     if phase == 1 and "checkpoint" in given:
-        raise ConfigError("checkpoint is for phase 2: phase 1 learns from data, expert workflows")
+        raise ConfigError(
+            "phase 1 learns from data alone, expert workflows: leave the checkpoint out, or give a dataset of "
+            "executions as well, which plans and workers are judged by"
+        )
     if "shift" in given and phase == 1:
         raise ConfigError("shift is for phase 2 in the simulated office: experts are as they are")
     if phase == 1:
@@ -97,7 +101,8 @@ SPEC = ProblemSpec(
             name="--data",
             type=Path,
             multiple=True,
-            help="JSON file of expert workflows; may be repeated. Phase 2 practises on them in a simulated world.",
+            help="JSON file of expert workflows; may be repeated. Phase 2 practises on them in a simulated world; with "
+            "--dataset, plans are learned from them too.",
             default="those of a simulated office",
         ),
         Flag(

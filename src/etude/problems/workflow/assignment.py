@@ -32,29 +32,20 @@ class Assignment:
         for action in actions:
             if not bool(at(self.rules.task_types(d, action["correction"]), action["type"])):
                 return list(actions)
-            chosen, _ = self.node(d, action, None)
+            chances = self.chances(d, action)
+            chosen = action if chances is None else action | {"worker": torch.tensor([int(chances.argmax())])}
             found.append(chosen)
             d, _ = self.rules.grow(d, chosen)
         return found
 
-    def node(self, draft: Obs, action: Action, rng: Generator | None) -> tuple[Action, float | None]:
-        """The action with its worker, and the probability of that worker; None where it is the planner's own. With
-        `rng` it explores."""
+    def chances(self, draft: Obs, action: Action, *, explore: bool = False) -> Floats | None:
+        """(W,) the probability of each worker for a node that an action adds; None where the planner's own is taken."""
         kind = int(action["type"])
         if kind >= self.rules.types:
-            return action, None
+            return None
         legal = self.rules.workers_for(draft, action["correction"], action["type"], action["links"])[0]
-        chances = self.model.chances(
-            self._names,
-            legal.numpy(),
-            self.rules.catalogue.task_types[kind].name,
-            own=int(action["worker"]),
-            explore=rng is not None,
-        )
-        if chances is None:
-            return action, None
-        worker, probability = _draw(chances, rng)
-        return action | {"worker": torch.tensor([worker])}, probability
+        name, own = self.rules.catalogue.task_types[kind].name, int(action["worker"])
+        return self.model.chances(self._names, legal.numpy(), name, own=own, explore=explore)
 
     def correct(self, draft: Obs, rng: Generator | None) -> tuple[Action, float] | None:
         """A retry or a switch after a failure, with its probability; None where neither is worth it. With `rng` it

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from etude.problems.base import Obs
 from etude.problems.distributions import finite, masked
@@ -134,7 +135,7 @@ def _extend(
     legal = rules.dependencies(d, task_type)
     scores = finite(policy.link_scores(d, state, token, task_type))
     links = (scores > 0) & legal
-    certain = torch.nn.functional.logsigmoid(scores.abs()) * legal
+    certain = F.logsigmoid(scores.abs()) * legal
     able = rules.workers_for(d, correction, task_type, links)
     worker = masked(policy.worker_scores(d, state, token, task_type), able).log_softmax(1).max(1)
     action = {"correction": correction, "type": task_type, "links": links, "worker": worker.indices}
@@ -157,6 +158,25 @@ def agreed(ended: Sequence[Candidate]) -> Candidate:
 def _similarity(a: Plan, b: Plan) -> float:
     nodes = f1([n.task_type for n in a.nodes], [n.task_type for n in b.nodes])
     return nodes + f1(a.links, b.links) + (nodes >= 0.99)
+
+
+@torch.inference_mode()
+def structure_log_probs(policy: PlanPolicy, drafts: Obs) -> Tensor:
+    """(n,) log-probability with which finished drafts' subtasks and links are sampled, in their order."""
+    found = []
+    for rows in torch.arange(len(drafts["length"])).split(TOGETHER):
+        d = take(drafts, rows)
+        forced, length, types = policy.teacher_forced_scores(d), d["length"], d["types"]
+        legal = F.pad(d["offered"], (0, 1), value=True)[:, None].repeat(1, types.shape[1] + 1, 1)  # (n, N + 1, T + 1)
+        legal[:, 0, -1] = False  # a plan has a node
+        chosen = F.pad(types.clamp(min=0), (0, 1)).scatter(1, length[:, None], policy.rules.types)
+        log_p = masked(forced.types, legal).log_softmax(-1).gather(-1, chosen[..., None])[..., 0]  # (n, N + 1)
+        steps = torch.arange(types.shape[1] + 1) <= length[:, None]
+        there = types >= 0
+        earlier = torch.ones(forced.links.shape[1:], dtype=torch.bool).tril(-1) & there[..., None]  # (n, N, N)
+        signed = torch.where(d["links"], forced.links, -forced.links)
+        found.append((log_p * steps).sum(1) + (F.logsigmoid(signed) * earlier).sum((1, 2)))
+    return torch.cat(found)
 
 
 def take(d: Obs, rows: Tensor) -> Obs:

@@ -18,13 +18,13 @@ from torch import Generator, Tensor
 
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.faults import ErrorCategory
 from etude.problems.workflow.grammar import Correction, Rules, Status, at
 from etude.problems.workflow.office.phrases import PHRASES
 from etude.problems.workflow.office.scenarios import Scenarios, from_examples
 from etude.problems.workflow.office.world import (
     SKILL_AFTER_FAILURE,
     SLOWER,
-    ErrorCategory,
     Tables,
     WorkflowConfig,
     charge,

@@ -6,8 +6,20 @@ subtask that is not needed is best skipped.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from etude.contracts.work import Fault
-from etude.problems.workflow.office.world import ErrorCategory
+
+
+class ErrorCategory(IntEnum):
+    """Why a node failed, as a policy sees it."""
+
+    NONE = 0
+    TRANSIENT = 1
+    CAPABILITY = 2
+    MISSING_INPUT = 3
+    NOT_APPLICABLE = 4
+
 
 CATEGORY = {
     Fault.TIMEOUT: ErrorCategory.TRANSIENT,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from etude.problems.workflow.artefact import load, planner_parts
 from etude.problems.workflow.decisions import PROBLEM, catalogue_id
 from etude.problems.workflow.encode import PolicyContext
 from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.learn_plans import learn_plans
 from etude.problems.workflow.learn_workers import SELF_DECLARED, learn_workers, own_workers, read_keep
 from etude.problems.workflow.logged import read_logged
 from etude.problems.workflow.network import PlanPolicy
@@ -37,25 +37,21 @@ KEPT = 8
 """Shards that stay in memory once they are read."""
 
 
-WORKER_HEADS = ("worker_query", "worker_key", "worker_live", "correction", "given_value", "value_head")
-"""Parameters that choose workers and corrections, and estimate values."""
-
-
 def from_logs(request: LearnRequest) -> Run:
-    """By default what workers did teaches which one to take; the algorithms teach the network."""
-    if request.inputs.get("algorithm") in (None, "workers"):
+    """By default what workers did teaches which one to take; with examples, plans are learned from those. The
+    algorithms teach the network, plans included, so they need verdicts on whole workflows."""
+    algorithm, dataset = request.inputs.get("algorithm"), request.dataset
+    if request.inputs.get("data"):
+        return learn_plans(request)
+    if algorithm in (None, "workers"):
         return learn_workers(request)
-    keep, dataset = read_keep(request.inputs), request.dataset
     if dataset is None or is_verified(e.trajectory for part in dataset.examples("train") for e in part):
-        return learn_from_logs(request, SPEC, read_logs, keep=keep)
-    return learn_from_logs(request, SPEC, partial(read_logs, only_workers=True), keep=keep, remarks=(SELF_DECLARED,))
+        return learn_from_logs(request, SPEC, read_logs, keep=read_keep(request.inputs))
+    return learn_workers(request, remark=f"{algorithm} learns plans from verdicts on whole workflows. {SELF_DECLARED}")
 
 
-def read_logs(
-    artefact: Artefact, inputs: Mapping[str, Any], device: torch.device, *, only_workers: bool = False
-) -> WorkflowLogs:
-    """With the planner's own catalogue, or the one that the logs were made with. With `only_workers`, what chooses
-    subtasks and dependencies is frozen."""
+def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.device) -> WorkflowLogs:
+    """With the planner's own catalogue, or the one that the logs were made with."""
     named = inputs.get("catalogue") or []
     files: list[Path] = named if isinstance(named, list) else [named]
     if len(files) > 1:
@@ -64,10 +60,7 @@ def read_logs(
     if files:
         planner = planner.under(read_catalogue(files[0]))
     planner.policy.to(device)
-    for name, parameter in planner.policy.named_parameters():
-        parameter.requires_grad_(not only_workers or name.startswith(WORKER_HEADS))
-    calibration = planner.calibration if only_workers else None  # of the subtasks, which then stay
-    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), planner.workers, calibration)
+    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), planner.workers)
     return WorkflowLogs(planner=planner, parts=parts)
 
 

@@ -230,14 +230,15 @@ class ImitationLearner:
         training_set: TrainingSet,
         whole: Callable[[], TrainingSet],
         config: ImitationConfig,
-        folder: RunFolder,
+        folder: RunFolder | None,
         *,
         seed: int,
         device: torch.device,
         threads: int = 0,
         parts: PolicyParts | None = None,
     ) -> None:
-        """`whole` makes the training set of the final epochs, of which nothing is held out."""
+        """`whole` makes the training set of the final epochs, of which nothing is held out; `folder` keeps plans to
+        show."""
         self.about, self.config, self.folder, self.seed, self.device = about, config, folder, seed, device
         self.threads = threads or os.cpu_count() or 1
         self.net, self.training_set, self.whole = policy, training_set, whole
@@ -338,6 +339,8 @@ class ImitationLearner:
 
     def _show(self, made: Sequence[Plan]) -> None:
         """Keep a few validation plans for the report."""
+        if self.folder is None:
+            return
         rows = various(self.training_set.expected)
         best, expert = ([plans[i] for i in rows] for plans in (made, self.training_set.expected))
         kept = [shown.plans[FIRST] for shown in read_plans(self.folder) if FIRST in shown.plans]
@@ -352,12 +355,16 @@ class ImitationLearner:
 
     def policy(self) -> PolicyParts:
         memory = prefixed("memory.", self.training_set.memory.state_dict())
-        with self.algorithm.averaged():
-            weights = {name: value.detach().clone() for name, value in self.net.state_dict().items()}
         details = dict(self.parts.details)
         if self.calibration is not None:
             details[CALIBRATION] = msgspec.to_builtins(self.calibration)
-        return replace(self.parts, tensors=memory, details=details).with_weights(weights)
+        tensors = dict(self.parts.tensors) | memory
+        return replace(self.parts, tensors=tensors, details=details).with_weights(self.weights())
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that plans are made with."""
+        with self.algorithm.averaged():
+            return {name: value.detach().clone() for name, value in self.net.state_dict().items()}
 
     def tensors(self) -> dict[str, Tensor]:
         return self.algorithm.state_dict() | {f"best.{name}": value for name, value in self.best.items()}

@@ -33,8 +33,8 @@ from etude.problems.workflow.worker_model import (
 )
 
 SELF_DECLARED = (
-    "No verdict on the whole workflow is logged for most of them: success is self-declared, so the subtasks of plans "
-    "stay as they are. For better evidence, set `verify:` in workers.yaml, or use `etude label`."
+    "Most workflows have no verdict on the whole: success is self-declared, so the subtasks of plans stay as they are. "
+    "For better evidence, set `verify:` in workers.yaml, or use `etude label`."
 )
 
 
@@ -45,7 +45,7 @@ def read_keep(inputs: Mapping[str, Any]) -> Keep:
     return Keep(given)
 
 
-def learn_workers(request: LearnRequest) -> Run:
+def learn_workers(request: LearnRequest, *, remark: str = "") -> Run:
     """A run that continues a planner with what a dataset of executions shows of its workers."""
     dataset, settings = request.dataset, request.settings
     if dataset is None or request.checkpoint is None:
@@ -67,6 +67,7 @@ def learn_workers(request: LearnRequest) -> Run:
         data=(dataset.content,),
         parent=parent.version,
         extra={"algorithm": "workers", "dataset": dict(dataset.facts)},
+        remarks=(remark,) if remark else (),
     )
     run = Run(
         WorkerLearner(about, load(parent), dataset, config, seed=settings.run.seed, keep=read_keep(request.inputs)),
@@ -136,14 +137,15 @@ class WorkerLearner(OneFit):
         return "learning from logged attempts what to expect of each worker"
 
     def line(self, update: Update) -> str:
+        attempts = self.fitted[2]
+        counts = f"{len(attempts):,} attempts in {len({a.trajectory for a in attempts}):,} workflows"
+        return "\n".join([counts, *self.verdict_lines()])
+
+    def verdict_lines(self) -> list[str]:
+        """The verdict in sentences, and which policy is kept."""
         _, verdict, attempts = self.fitted
-        lines = [f"{len(attempts):,} attempts in {len({a.trajectory for a in attempts}):,} workflows"]
-        if not judged_by_whole(attempts):
-            lines.append(SELF_DECLARED)
-        lines += verdict.sentences()
-        if not self.is_kept:
-            lines.append(KEPT_OLD)
-        return "\n".join(lines)
+        declared = [] if judged_by_whole(attempts) or self.about.remarks else [SELF_DECLARED]
+        return [*declared, *verdict.sentences(), *([] if self.is_kept else [KEPT_OLD])]
 
 
 def own_workers(planner: Planner, attempts: Sequence[Attempt]) -> list[str]:

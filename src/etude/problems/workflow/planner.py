@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 
@@ -19,7 +19,7 @@ from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.assignment import Assignment
 from etude.problems.workflow.decide import Chooser, WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
-from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily, take
+from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily, structure_log_probs, take
 from etude.problems.workflow.doubt import Calibration, Proposal, propose, search
 from etude.problems.workflow.encode import (
     KnownNames,
@@ -27,13 +27,16 @@ from etude.problems.workflow.encode import (
     TextReader,
     encode_instructions,
     make_policy_context,
+    to_drafts,
 )
+from etude.problems.workflow.examples import Example, Targets
 from etude.problems.workflow.grammar import Rules
 from etude.problems.workflow.memory import Memory
-from etude.problems.workflow.network import PlanPolicy, Reading
+from etude.problems.workflow.network import DraftState, PlanPolicy, Reading
 from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.plan_verdict import reordered
 from etude.problems.workflow.similarity import SimilarityEncoder
-from etude.problems.workflow.worker_model import WorkerModel
+from etude.problems.workflow.worker_model import Floats, WorkerModel
 
 MAX_INSTRUCTION_CHARS = 20_000
 """What is read of an instruction; networks read its first hundred tokens, the memory all of these characters."""
@@ -106,6 +109,27 @@ class Planner:
         rows = range(len(found)) if self.workers is not None else ()
         return [self._assigned(policy.rules, take(drafts, torch.tensor([i])), found[i]) for i in rows] or found
 
+    def knows(self, instructions: Sequence[str]) -> list[bool]:
+        """Which of them it has learned from."""
+        found: list[bool] = self.memory.knows([text.strip() for text in instructions]).tolist()
+        return found
+
+    def structure_probabilities(self, plans: Sequence[Plan]) -> list[float]:
+        """With what probability it samples the subtasks and links of each plan, in whichever order."""
+        orders = [(i, other) for i, plan in enumerate(plans) for other in reordered(plan)]
+        texts = list(dict.fromkeys(plan.instruction for plan in plans))
+        row, policy = {text: i for i, text in enumerate(texts)}, self._reading(texts)
+        place = {entry.name: i for i, entry in enumerate(self.catalogue.task_types)}
+        drafts = to_drafts(
+            policy.rules,
+            [_to_example(plan, place) for _, plan in orders],
+            [row[plan.instruction] for _, plan in orders],
+        )
+        found = [0.0] * len(plans)
+        for (i, _), log_prob in zip(orders, structure_log_probs(policy, drafts).tolist(), strict=True):
+            found[i] += math.exp(log_prob)
+        return found
+
     def _assigned(self, rules: Rules, draft: Obs, plan: Plan) -> Plan:
         """The plan with the workers that are expected to do best."""
         if self.workers is None:
@@ -123,11 +147,12 @@ class Planner:
         return self.decider()
 
     def decider(
-        self, *, catalogue: Catalogue | None = None, limits: Limits | None = None, explore: bool = False
+        self, *, catalogue: Catalogue | None = None, limits: Limits | None = None, explore: float = 0.0
     ) -> WorkflowDecider:
         """For executions, with its own task types, workers and limits or with these.
 
-        It plans by beam and corrects by the most probable choice; to explore, it samples as in training.
+        It plans by beam and corrects by the most probable choice. To explore, it samples as in training, and takes any
+        able worker in the share `explore` of cases.
         """
         planner = self if catalogue is None and limits is None else self.under(catalogue, limits)
         return WorkflowDecider(
@@ -138,7 +163,7 @@ class Planner:
             proposes=not explore,
         )
 
-    def _chooser(self, rules: Rules, instruction: str, *, explore: bool) -> Chooser:
+    def _chooser(self, rules: Rules, instruction: str, *, explore: float) -> Chooser:
         policy = self._reading([instruction])
         with one_thread(only=True):
             reading = policy.read(torch.zeros(1, dtype=torch.long))
@@ -158,6 +183,15 @@ class Planner:
         return replace(self._context, encoded=encoded)
 
 
+def _to_example(plan: Plan, place: Mapping[str, int]) -> Example:
+    """A plan as an example without workers; `place` has the ids of task types."""
+    targets = Targets(
+        task_types=tuple(place[node.task_type] for node in plan.nodes),
+        dependencies=tuple(node.dependencies for node in plan.nodes),
+    )
+    return Example(instruction=plan.instruction, targets=targets)
+
+
 @dataclass(frozen=True, eq=False)
 class _PlannerChooser:
     """Chooses about one instruction: the first plan by beam, everything else by the most probable choice.
@@ -169,7 +203,7 @@ class _PlannerChooser:
     policy: PlanPolicy
     reading: Reading
     instruction: str
-    explore: bool
+    explore: float
 
     def propose(self, draft: Obs) -> Proposal | None:
         """The first plan; None where something is planned already, or where choices are sampled."""
@@ -188,12 +222,32 @@ class _PlannerChooser:
         with one_thread(only=True):
             state = self.policy.encode_drafts(draft, self.reading)
             action, log_prob, _ = self.policy.decide(draft, state, greedy=not self.explore, generator=rng)
-            if assignment is not None:
-                other, chance = assignment.node(draft, action, sampling)
-                if chance is not None:
-                    log_prob = log_prob - self.policy.worker_log_prob(draft, state, action) + math.log(chance)
-                    action = other
-        return [(action, float(log_prob.exp()) if self.explore else 1.0)]
+            chances = None if assignment is None else assignment.chances(draft, action, explore=sampling is not None)
+            if sampling is not None:
+                return [self._sampled(draft, state, action, float(log_prob), chances, sampling)]
+        if chances is not None:
+            action = action | {"worker": torch.tensor([int(chances.argmax())])}
+        return [(action, 1.0)]
+
+    def _sampled(
+        self, draft: Obs, state: DraftState, action: Action, log_prob: float, chances: Floats | None, rng: Generator
+    ) -> tuple[Action, float]:
+        """A sampled action and its probability, with the worker by `chances` if there are some, and in the share
+        `explore` of cases any able worker."""
+        policy, rules = self.policy, self.policy.rules
+        if int(action["type"]) >= rules.types or not rules.workers:
+            return action, math.exp(log_prob)
+        able = rules.workers_for(draft, action["correction"], action["type"], action["links"])[0].double()
+        own = float(policy.worker_log_prob(draft, state, action))
+        worker = int(action["worker"])
+        if float(torch.rand((), generator=rng, dtype=torch.float64)) < self.explore:
+            worker = int(torch.multinomial(able, 1, generator=rng))
+        elif chances is not None:
+            worker = int(torch.multinomial(torch.from_numpy(chances), 1, generator=rng))
+        chosen = action | {"worker": torch.tensor([worker])}
+        usual = float(policy.worker_log_prob(draft, state, chosen).exp()) if chances is None else chances[worker]
+        chance = (1 - self.explore) * usual + self.explore / float(able.sum())
+        return chosen, math.exp(log_prob - own) * chance
 
     @cached_property
     def _assignment(self) -> Assignment | None:

@@ -7,8 +7,8 @@ example offers those of its own catalogue.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -37,6 +37,12 @@ class ExampleSets:
     @property
     def known(self) -> KnownNames:
         return KnownNames.of(self.catalogue)
+
+    def without(self, left_out: Collection[int]) -> ExampleSets:
+        """The same sets without these examples."""
+        kept = [i for i in range(len(self.examples)) if i not in set(left_out)]
+        examples, sets = tuple(self.examples[i] for i in kept), tuple(self.sets[i] for i in kept)
+        return replace(self, examples=examples, sets=sets)
 
 
 @dataclass(frozen=True, kw_only=True)

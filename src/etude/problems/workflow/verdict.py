@@ -18,13 +18,11 @@ import numpy as np
 from etude.evidence.intervals import Estimate
 from etude.evidence.ope import dr
 from etude.problems.catalogue import Catalogue
-from etude.problems.workflow.worker_model import Attempt, WorkerModel, fit_workers, is_success, judged_by_whole
+from etude.problems.workflow.worker_model import Attempt, WorkerModel, credits, fit_workers, judged_by_whole
 
 FOLDS = 5
-MIN_OUTCOMES = 20
-"""Logged attempts by a worker at a task type below which a change to it is thin: the model alone speaks for it."""
 MAX_THIN = 0.1
-"""Share of the changes that may be thin; beyond it nothing is claimed."""
+"""Share of the changes that may be to workers with fewer than `min_attempts` outcomes; beyond it nothing is claimed."""
 MAX_WEIGHT = 20.0
 ONE_SIDED = 1.6448536269514722
 """Standard errors that the gain must be away from 0: of choices that are no better, at most 5 % are called better."""
@@ -106,6 +104,7 @@ def judge(attempts: Sequence[Attempt], choices: Choices) -> Verdict:
     """The verdict on first attempts: what came after a failure is left out."""
     rows = [i for i, a in enumerate(attempts) if not a.failed]
     by_whole, model = judged_by_whole(attempts), choices.models[0]
+    right = credits(attempts, by_worker=False).right
     tried = Counter((attempts[i].task_type, attempts[i].worker) for i in rows)
     of_type = Counter(attempts[i].task_type for i in rows)
     changed = [i for i in rows if choices.new[i] != choices.old[i]]
@@ -115,8 +114,8 @@ def judge(attempts: Sequence[Attempt], choices: Choices) -> Verdict:
     for k, i in enumerate(rows):
         a, own = attempts[i], choices.models[i]
         expected, place = own.expect(a.task_type), {name: j for j, name in enumerate(own.workers)}
-        unit = own.config.cost_weight / model.typical_usd
-        logged = float(is_success(a, by_whole=by_whole)), a.cost_usd
+        unit = own.config.cost_weight / model.typical_usd if a.task_type in own.checked else 0.0
+        logged = right[i], a.cost_usd
         predicted = np.stack([expected.success, expected.cost_usd])
         for p, worker in enumerate((choices.old[i], choices.new[i])):
             if worker == a.worker:
@@ -130,7 +129,8 @@ def judge(attempts: Sequence[Attempt], choices: Choices) -> Verdict:
     zero = np.zeros(len(rows))
     success, cost, utility = (dr(weight[1] - weight[0], v[2], zero, v[1] - v[0], groups) for v in values)
     old_cost = dr(weight[0], values[1, 2], zero, values[1, 0], groups).mean
-    thin = sum(tried[attempts[i].task_type, choices.new[i]] < MIN_OUTCOMES for i in changed) > MAX_THIN * len(changed)
+    few = model.config.min_attempts
+    thin = sum(tried[attempts[i].task_type, choices.new[i]] < few for i in changed) > MAX_THIN * len(changed)
     answer: Answer = "not distinguishable"
     if changed and not thin:
         away = ONE_SIDED * utility.error

@@ -4,8 +4,10 @@ An attempt is described by its task type, by the workers that had failed at the 
 them failed. The outcome model of `learning/` says what to expect of every worker then, with its uncertainty, so that a
 worker is chosen by what it did at this kind of subtask, and a retry is compared with a switch.
 
-Success is what is known best: that of the whole workflow where a verifier, a judge or a person says so, of the attempt
-alone where no one does. Either says which worker does a subtask well; neither says which subtasks a plan needs.
+Success is what is known best. Where a verifier, a judge or a person judges whole workflows, it is the credit that each
+attempt gets for them (`credit.py`). Where no one does, it is that of the attempt alone; then cost counts only at task
+types whose outputs a verifier checks, since elsewhere the cheapest worker may be the one that is wrong. Either says
+which worker does a subtask well; neither says which subtasks a plan needs.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from etude.contracts.work import Fault
 from etude.learning.explore import probabilities
 from etude.learning.outcome_model import Observed, OutcomeModel, fit_outcomes
 from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.credit import Credit, assign_credit
 from etude.problems.workflow.decisions import PROBLEM
-from etude.problems.workflow.faults import CATEGORY, NOT_THE_WORKERS
-from etude.problems.workflow.office.world import ErrorCategory
+from etude.problems.workflow.faults import CATEGORY, NOT_THE_WORKERS, ErrorCategory
 
 Floats = NDArray[np.float64]
 SUCCESS, COST, LATENCY = KINDS = ("success", "cost_usd", "latency_ms")
 VERIFIED = frozenset({"verifier", "judge", "person"})
 """Who may say that a whole workflow succeeded; anything else is self-declared."""
+MIN_WEIGHT = 0.05
+"""Of an attempt in a plan that does not suit its request, beside 1 in a plan that does."""
 MIN_VERIFIED = 0.5
 """Share of workflows with a verdict on the whole from which that verdict is what workers are judged by."""
 
@@ -46,8 +50,10 @@ class WorkerModelConfig:
     """Share of success that is given up to save the mean cost of one attempt."""
     latency_weight: Annotated[float, Ge(0)] = 0.0
     """Share of success that is given up to save the mean latency of one attempt."""
-    caution: Annotated[float, Ge(0)] = 0.5
+    caution: Annotated[float, Ge(0)] = 0.25
     """Standard errors by which a worker must be better than the planner's own choice to take its place."""
+    min_attempts: Annotated[int, Ge(1)] = 4
+    """Logged attempts at a task type that a worker needs to take the place of the planner's own choice."""
     posterior_scale: Annotated[float, Gt(0)] = 0.5
     """Where it explores: factor of the standard errors; below 1 it explores less than they say."""
     min_success: Annotated[float, Ge(0)] = 0.1
@@ -65,7 +71,10 @@ class Attempt:
     failed: tuple[str, ...]  # workers that had failed at this subtask
     category: int  # of the last one's fault, 0 at the first attempt
     done: bool
+    verified: bool  # whether a verifier of its task type checked the output
     whole: bool | None  # whether the whole workflow succeeded; None if that is self-declared
+    plan: str  # the same for workflows with the same subtasks and links
+    finished: bool  # whether every subtask of the workflow is done
     cost_usd: float
     latency_ms: float
 
@@ -77,7 +86,7 @@ def read_attempts(trajectories: Iterable[Trajectory]) -> Iterator[Attempt]:
             continue
         outcome, failed = trajectory.outcome, dict[int, tuple[str, ...]]()
         whole = outcome.success if outcome.success_by in VERIFIED else None
-        last = dict[int, int]()
+        plan, finished, last = _plan_of(trajectory), outcome.subtasks == outcome.subtasks_done, dict[int, int]()
         for turn in trajectory.turns:
             if not isinstance(turn.action, Mapping) or turn.action.get("worker") is None:
                 continue
@@ -91,13 +100,26 @@ def read_attempts(trajectories: Iterable[Trajectory]) -> Iterator[Attempt]:
                     failed=failed.get(node, ()),
                     category=last.get(node, 0),
                     done=fault is None,
+                    verified=bool(turn.action.get("verified")),
                     whole=whole,
+                    plan=plan,
+                    finished=finished,
                     cost_usd=turn.cost_usd or 0.0,
                     latency_ms=turn.latency_ms or 0.0,
                 )
             if fault is not None:
                 failed[node] = (*failed.get(node, ()), turn.action["worker"])
                 last[node] = int(CATEGORY[fault])
+
+
+def _plan_of(trajectory: Trajectory) -> str:
+    """Subtasks and links of the end, where they are known; else the subtasks in the order of their attempts."""
+    nodes = (trajectory.metadata or {}).get("nodes")
+    if nodes:
+        kept = [(node["task_type"], node["dependencies"]) for node in nodes if node["status"] != "dropped"]
+        return repr(kept)
+    done = [turn.action for turn in trajectory.turns if isinstance(turn.action, Mapping) and turn.error is None]
+    return repr([action.get("task_type") for action in done])
 
 
 def _fault(error: str | None) -> Fault | None:
@@ -126,6 +148,8 @@ class WorkerModel:
     workers: tuple[str, ...]
     typical_usd: float  # mean cost of an attempt
     typical_ms: float
+    tried: Mapping[str, Mapping[str, int]]  # by task type and worker: logged attempts
+    checked: frozenset[str]  # task types whose outputs are judged: there a cheaper worker may be as good
     config: WorkerModelConfig = WorkerModelConfig()
 
     @cached_property
@@ -138,15 +162,25 @@ class WorkerModel:
         success, cost, latency = self.outcomes.expect(row)[:, 0]
         return Expected(
             success=success.clip(0, 1),
-            error=self.outcomes.standard_error(row)[0],
+            error=self.outcomes.standard_error(row)[0] if failed else self._error_of_share(task_type, success),
             cost_usd=cost.clip(0),
             latency_ms=latency.clip(0),
             count=self.outcomes.parts[0].count,
         )
 
-    def utility(self, expected: Expected) -> Floats:
-        """(W,) success, less what cost and latency are worth."""
+    def _error_of_share(self, task_type: str, success: Floats) -> Floats:
+        """(W,) standard errors of success at first attempts. A share is known better near 0 and 1 than in between,
+        where the outcome model has one error for all; half a success and half a failure are added to each."""
+        tried = self.tried.get(task_type, {})
+        n = np.array([tried.get(worker, 0) for worker in self.workers], np.float64)
+        p = (n * success.clip(0, 1) + 0.5) / (n + 1)
+        return np.asarray(np.sqrt(p * (1 - p) / (n + 1)))
+
+    def utility(self, expected: Expected, task_type: str) -> Floats:
+        """(W,) success, less what cost and latency are worth; success alone where no one judges it."""
         c = self.config
+        if task_type not in self.checked:
+            return expected.success
         cost = c.cost_weight * expected.cost_usd / self.typical_usd
         return np.asarray(expected.success - cost - c.latency_weight * expected.latency_ms / self.typical_ms)
 
@@ -164,7 +198,8 @@ class WorkerModel:
         """(len(names),) the probability of each worker; None if no legal one is known, or after a failure if none of
         them is likely to succeed.
 
-        `own` is the planner's own choice: another takes its place if it is better by `caution` standard errors.
+        `own` is the planner's own choice: another takes its place if it was tried `min_attempts` times and is better by
+        `caution` standard errors.
         """
         place = {name: i for i, name in enumerate(self.workers)}
         known = np.array([place.get(name, -1) for name in names])
@@ -174,7 +209,7 @@ class WorkerModel:
         expected = self.expect(task_type, failed, category)
         if failed and expected.success[known[free]].max() < self.config.min_success:
             return None
-        utility, error = self.utility(expected)[known[free]], expected.error[known[free]]
+        utility, error = self.utility(expected, task_type)[known[free]], expected.error[known[free]]
         found = np.zeros(len(names))
         if explore:
             found[free] = probabilities(utility, self.config.posterior_scale * error, explore="thompson")
@@ -187,6 +222,9 @@ class WorkerModel:
                 return None
             at = int(mine[0])
             gain = utility - utility[at] - self.config.caution * np.hypot(error, error[at])
+            tried = self.tried.get(task_type, {})
+            few = [tried.get(names[i], 0) < self.config.min_attempts for i in free.tolist()]
+            gain[few] = -np.inf
             gain[at] = 0.0
             best = int(gain.argmax())
         found[free[best]] = 1.0
@@ -196,8 +234,9 @@ class WorkerModel:
         return self.outcomes.tensors()
 
     def to_json(self) -> dict[str, Any]:
-        names = ("task_types", "workers", "typical_usd", "typical_ms")
-        return {"outcomes": self.outcomes.to_json(), **{name: getattr(self, name) for name in names}}
+        names = ("task_types", "workers", "typical_usd", "typical_ms", "tried")
+        own = {name: getattr(self, name) for name in names}
+        return {"outcomes": self.outcomes.to_json(), "checked": sorted(self.checked), **own}
 
     @classmethod
     def from_state(
@@ -209,6 +248,8 @@ class WorkerModel:
             workers=tuple(about["workers"]),
             typical_usd=about["typical_usd"],
             typical_ms=about["typical_ms"],
+            tried=about["tried"],
+            checked=frozenset(about["checked"]),
             config=config,
         )
 
@@ -226,16 +267,15 @@ def fit_workers(
         )
     place = {name: i for i, name in enumerate(workers)}
     option = np.array([place[a.worker] for a in known])
-    tried, of_type = Counter((a.task_type, a.worker) for a in known), Counter(a.task_type for a in known)
-    share = np.array([tried[a.task_type, a.worker] / of_type[a.task_type] for a in known])
-    by_whole = judged_by_whole(known)
-    success = [is_success(a, by_whole=by_whole) for a in known]
+    tried = {t: Counter(a.worker for a in known if a.task_type == t) for t in {a.task_type for a in known}}
+    share = np.array([tried[a.task_type][a.worker] / tried[a.task_type].total() for a in known])
+    by_whole, earned = judged_by_whole(known), credits(known)
     seen = Observed(
         rows=len(known),
         row=np.arange(len(known)),
         option=option,
-        value=np.array([[ok, a.cost_usd, a.latency_ms] for ok, a in zip(success, known, strict=True)], np.float64),
-        weight=np.minimum(1 / share, 10.0),
+        value=np.column_stack([earned.right, [(a.cost_usd, a.latency_ms) for a in known]]),
+        weight=np.minimum(1 / share, 10.0) * np.maximum(earned.suits, MIN_WEIGHT),
     )
     features = _features([(a.task_type, a.failed, a.category) for a in known], types, workers)
     able = {t: np.array([w.task_types is None or t in w.task_types for w in catalogue.workers]) for t in types}
@@ -255,13 +295,17 @@ def fit_workers(
         workers=workers,
         typical_usd=max(float(np.mean([a.cost_usd for a in known])), 1e-12),
         typical_ms=max(float(np.mean([a.latency_ms for a in known])), 1e-9),
+        tried={t: dict(of) for t, of in sorted(tried.items())},
+        checked=frozenset(a.task_type for a in known if by_whole or a.verified),
         config=config or WorkerModelConfig(),
     )
 
 
-def is_success(attempt: Attempt, *, by_whole: bool) -> bool:
-    """Whether the subtask is done and, where workers are judged by it, the workflow succeeded."""
-    return attempt.done and not (by_whole and attempt.whole is False)
+def credits(attempts: Sequence[Attempt], *, by_worker: bool = True) -> Credit:
+    """How far each attempt did its subtask right: by the verdicts on whole workflows, if enough of them have one."""
+    if judged_by_whole(attempts):
+        return assign_credit(attempts, by_worker=by_worker)
+    return Credit(right=np.array([float(a.done) for a in attempts]), suits=np.ones(len(attempts)))
 
 
 def judged_by_whole(attempts: Sequence[Attempt]) -> bool:
@@ -275,7 +319,7 @@ def is_verified(trajectories: Iterable[Trajectory]) -> bool:
 
 
 def _enough(verified: Sequence[bool]) -> bool:
-    return sum(verified) >= MIN_VERIFIED * max(1, len(verified))
+    return sum(verified) >= MIN_VERIFIED * len(verified)
 
 
 def _features(

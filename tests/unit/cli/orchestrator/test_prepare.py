@@ -64,6 +64,7 @@ def test_json_goes_to_stdout_alone(tmp_path: Path) -> None:
         "experts": 0,
         "labelled": 0,
         "self_declared": 0,
+        "workers": {},
         "dropped": {"more than max_nodes": {"count": 1, "places": [f"{logs}/executions.jsonl:2"]}},
         "changes": [],
         "warnings": [],

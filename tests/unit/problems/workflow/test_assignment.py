@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
-from torch import Generator
 
 from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.assignment import Assignment
@@ -102,15 +99,13 @@ def test_without_an_attempt_left_the_planner_decides() -> None:
     assert given.correct(failed_draft(given.rules, 0, "count"), None) is None
 
 
-def test_exploring_takes_workers_as_often_as_it_says() -> None:
+def test_exploring_gives_every_able_worker_a_probability() -> None:
     given = Assignment(model=fit_workers(attempts(25), CATALOGUE), rules=Rules(CATALOGUE, Limits()))
     draft, action = given.rules.begin(1), given.rules.actions(PLAN)[0]
-    rng, taken, said = Generator().manual_seed(0), Counter[int](), dict[int, float]()
-    for _ in range(2000):
-        found, probability = given.node(draft, action, rng)
-        assert probability is not None
-        taken[int(found["worker"])] += 1
-        said[int(found["worker"])] = probability
-    assert sum(said.values()) == pytest.approx(1)
-    for worker, probability in said.items():
-        assert taken[worker] / 2000 == pytest.approx(probability, abs=0.04)
+    chances = given.chances(draft, action, explore=True)
+    assert chances is not None
+    assert chances.sum() == pytest.approx(1)
+    assert (chances > 0).all()
+    certain = given.chances(draft, action)
+    assert certain is not None
+    assert sorted(certain.tolist()) == [0.0, 1.0]

@@ -28,8 +28,8 @@ from etude.problems.workflow.decide import (
     random_propensity,
 )
 from etude.problems.workflow.decisions import Choice, Eligible
+from etude.problems.workflow.faults import ErrorCategory
 from etude.problems.workflow.grammar import Correction, Rules, Status
-from etude.problems.workflow.office.world import ErrorCategory
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.progress import Live, Progress, to_draft, to_state
 from tests.crew import entry, is_legal

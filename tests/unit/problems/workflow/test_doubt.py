@@ -241,7 +241,10 @@ def test_a_proposal_has_the_workers_of_the_worker_model_and_the_networks_probabi
             failed=(),
             category=0,
             done=worker == "quick",
+            verified=True,
             whole=None,
+            plan=name,
+            finished=True,
             cost_usd=0.01,
             latency_ms=10.0,
         )

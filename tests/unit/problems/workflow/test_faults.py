@@ -6,8 +6,7 @@ import pytest
 
 from etude.contracts.work import Fault
 from etude.orchestrator.workers.simulated import FAULTS
-from etude.problems.workflow.faults import CATEGORY, DOWN, NOT_CHARGED, NOT_THE_WORKERS, is_beyond
-from etude.problems.workflow.office.world import ErrorCategory
+from etude.problems.workflow.faults import CATEGORY, DOWN, NOT_CHARGED, NOT_THE_WORKERS, ErrorCategory, is_beyond
 
 
 def test_every_fault_has_a_category_that_is_an_error() -> None:

@@ -12,8 +12,8 @@ from torch import Generator
 
 from etude.problems.base import Action, Obs
 from etude.problems.workflow.experts import random_choice
+from etude.problems.workflow.faults import ErrorCategory
 from etude.problems.workflow.grammar import UNLIMITED, Correction, Rules, Status
-from etude.problems.workflow.office.world import ErrorCategory
 from etude.problems.workflow.plan import Limits
 from etude.problems.workflow.progress import Live, Progress, Step, to_draft
 from tests.crew import DRAFT, READ, REVIEW, SEND, A, B, catalogue, entry

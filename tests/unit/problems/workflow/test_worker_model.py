@@ -33,7 +33,7 @@ PRICE = {"cheap": 0.001, "dear": 0.01}
 def turn(node: int, task_type: str, worker: str, fault: str | None = None) -> Turn:
     return Turn(
         at_ms=float(node),
-        action={"node": node, "task_type": task_type, "worker": worker},
+        action={"node": node, "task_type": task_type, "worker": worker, "verified": True},
         error=None if fault is None else f"{fault}: it did not work",
         cost_usd=PRICE[worker],
         latency_ms=100.0,

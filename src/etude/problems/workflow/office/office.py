@@ -17,6 +17,7 @@ from torch import Generator
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.workflow.decide import Chooser, Choosers
 from etude.problems.workflow.experts import KeywordReader
+from etude.problems.workflow.faults import ErrorCategory
 from etude.problems.workflow.grammar import WORKERS, Rules
 from etude.problems.workflow.office.problem import without_new_entries
 from etude.problems.workflow.office.world import (
@@ -26,7 +27,6 @@ from etude.problems.workflow.office.world import (
     MEMORY,
     SKILL_AFTER_FAILURE,
     SLOWER,
-    ErrorCategory,
     Tables,
     flakiness,
 )

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Annotated, Literal, TypeVar
 
 import torch
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from etude.contracts.errors import ConfigError
 from etude.problems.base import Action, Obs, Transition
+from etude.problems.workflow.faults import ErrorCategory
 from etude.problems.workflow.grammar import Correction, Rules, Status, at
 from etude.problems.workflow.office.scenarios import Scenarios, generate
 from etude.problems.workflow.plan import Limits
@@ -51,16 +51,6 @@ DEGRADED = 0.2  # factor on the skill of the worker that degrades
 MIN_BEST_SKILL = 0.95  # skill of the best worker for every task type
 MAX_GOLD = 30  # nodes of a best plan: sets of them are bit masks
 TYPICAL_NODES = 4
-
-
-class ErrorCategory(IntEnum):
-    """Why a node failed."""
-
-    NONE = 0
-    TRANSIENT = 1
-    CAPABILITY = 2
-    MISSING_INPUT = 3
-    NOT_APPLICABLE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
