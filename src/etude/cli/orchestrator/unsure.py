@@ -46,7 +46,7 @@ WhenUnsureOption = Annotated[
 Fallback = Annotated[
     str | None,
     typer.Option(
-        help="Policy that plans what a run is unsure of: llm:URL#MODEL, rules, or another run.",
+        help="Policy that plans what a run is unsure of: llm:URL#MODEL, llm (that of the workers file), rules, a run.",
         metavar="POLICY",
         show_default="rules",
     ),
