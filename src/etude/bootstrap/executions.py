@@ -31,16 +31,12 @@ class ExecutionSettings(BaseModel):
     orchestrator: OrchestratorConfig = OrchestratorConfig()
 
 
-def execution_config(flags: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> OrchestratorConfig:
-    """Settings from ./etude.yaml, ETUDE_ORCHESTRATOR__… variables and `flags`, None for those not given.
-
-    `defaults` are by setting, in place of those of the section.
-    """
+def execution_config(flags: Mapping[str, Any]) -> OrchestratorConfig:
+    """Settings from ./etude.yaml, ETUDE_ORCHESTRATOR__… variables and `flags`, None for those not given."""
     tree = Tree(ExecutionSettings)
     variables = {name: value for name, value in os.environ.items() if name.startswith(f"{PREFIX}{SECTION.upper()}")}
     found = [*(tree.from_file(Path(FILE)) if Path(FILE).exists() else ()), *tree.from_environment(variables)]
-    own = [Assignment(f"{SECTION}.{name}", value, "default") for name, value in (defaults or {}).items()]
-    own += [assignment for assignment in found if assignment.key.partition(".")[0] == SECTION]
+    own = [assignment for assignment in found if assignment.key.partition(".")[0] == SECTION]
     for flag, value in flags.items():
         if value is not None:
             key = flag.removeprefix("--").replace("-", "_")

@@ -201,7 +201,7 @@ def evaluate_path(path: str | Path, options: Mapping[str, Any]) -> Measurement:
     return evaluate(request)
 
 
-BESIDES = ("catalogue", "plot", "against", "workers", "max-cost")
+BESIDES = ("catalogue", "plot", "against", "peer", "workers", "max-cost")
 """Inputs of an evaluation that go with another one."""
 
 

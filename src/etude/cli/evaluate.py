@@ -21,7 +21,10 @@ def evaluate_run(
     run: Annotated[Path, typer.Argument(help="Folder of a run or policy.", show_default=False)],
     against: Annotated[
         str | None,
-        typer.Argument(help="With --instructions: the policy to compare it with, a run or a name.", show_default=False),
+        typer.Argument(
+            help="With --instructions: the policy to compare it with, a run, llm:URL#MODEL or a name.",
+            show_default=False,
+        ),
     ] = None,
     dataset: Annotated[
         str | None,
@@ -43,11 +46,19 @@ def evaluate_run(
         Path | None,
         typer.Option(help="For two planners: file of instructions, one per line, that both carry out."),
     ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --instructions: another policy to compare it with, such as llm:URL#MODEL, llm (that of the "
+            "workers file) or rules. May be repeated.",
+            metavar="POLICY",
+        ),
+    ] = None,
     workers: Annotated[
         Path | None, typer.Option(help="With --instructions: workers file.", show_default="a simulated office")
     ] = None,
     max_cost: Annotated[
-        float | None, typer.Option(min=0, help="With --instructions: budget in USD for both together.")
+        float | None, typer.Option(min=0, help="With --instructions: budget in USD for all policies together.")
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes per policy.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episodes; the same for all policies.")] = 2_000_003,
@@ -64,8 +75,10 @@ def evaluate_run(
         raise ConfigError(
             "--plot goes with --replay: it draws cost against score; `etude runs plot` draws the curves of a training"
         )
-    if instructions is None and (against, workers, max_cost) != (None, None, None):
-        raise ConfigError("a second policy, --workers and --max-cost go with --instructions, which both carry out")
+    if instructions is None and (against, peer or None, workers, max_cost) != (None, None, None, None):
+        raise ConfigError(
+            "a second policy, --peer, --workers and --max-cost go with --instructions, which all policies carry out"
+        )
     from etude.bootstrap.runs import evaluate
     from etude.learning.requests import EvaluateRequest
 
@@ -76,7 +89,7 @@ def evaluate_run(
         "plot": plot,
         "instructions": instructions,
     }
-    given |= {"against": against, "workers": workers, "max-cost": max_cost}
+    given |= {"against": against, "peer": peer or None, "workers": workers, "max-cost": max_cost}
     with console(stderr=True).status("evaluating") as status:
         measured = evaluate(
             EvaluateRequest(

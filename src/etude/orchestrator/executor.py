@@ -18,7 +18,6 @@ from etude.contracts.errors import ConfigError, PlanError
 from etude.contracts.ports import AsyncDecider
 from etude.contracts.trajectory import Trajectory
 from etude.contracts.work import Fault
-from etude.orchestrator.config import MIN_PROBABILITY
 from etude.orchestrator.flow import Event, Flow, Human, Log, PlanDecider, Question, Watch
 from etude.orchestrator.inputs import Inputs, WorkflowInputs
 from etude.orchestrator.instructions import inputs_of
@@ -100,12 +99,13 @@ class Orchestrator:
         watch: Watch | None = None,
         seed: int = 0,
         fallback: PlanDecider | Policy | None = None,
-        min_probability: float = MIN_PROBABILITY,
+        min_probability: float | None = None,
     ) -> None:
         """`policy` is the result of `etude.load`, or a decider; `workers` a workers file, or workers by name.
 
         `unsure` says what to do about plans that are not probable enough; None carries out any plan. `fallback` is a
-        short form of it: a policy that plans where the planner's own plan is less probable than `min_probability`.
+        short form of it: a policy that plans where the planner's own plan is less probable than `min_probability`, or,
+        where that is None, than the fallback's workflows are right, by the verdicts on them.
         """
         crew = enlist(workers, policy.catalogue)
         decider = _decider(policy, crew.catalogue, limits)

@@ -24,8 +24,8 @@ from etude.orchestrator.crew import TIMEOUT_S, Crew
 from etude.orchestrator.inputs import WorkflowInputs
 from etude.orchestrator.preparation import prepare
 from etude.orchestrator.record import correction_of
-from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, turns, violations
-from etude.orchestrator.unsure import Unsure
+from etude.orchestrator.trajectories import Nodes, final_nodes, planned_nodes, to_execution, turns, violations
+from etude.orchestrator.unsure import Unsure, is_unsure
 from etude.orchestrator.verifiers import kind_of
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.decide import named
@@ -131,6 +131,8 @@ class Flow:
     error: str = ""
     success_by: SuccessBy | None = "self"  # None where the judge could not be asked
     proposal: Proposal | None = None  # the policy's first plan, where it says how sure it is
+    min_probability: float | None = None  # required of it
+    fallback: Decider | None = None  # plans instead
     refused: bool = False  # before the first attempt: workers cannot be reached, or the policy is unsure of its plan
     requests: int = 0  # decisions asked for
     logged_live: Any = None  # the workers' numbers as they were last logged
@@ -194,12 +196,13 @@ class Flow:
         crew = self.at.crew
         if self.given is None or not self.instruction.strip():  # which the policy refuses
             await self._take_turn()
-            live = self._live()
+            live, unsure = self._live(), self.at.unsure
+            self.min_probability = None if unsure is None else unsure.threshold()
             if crew.unreachable:
                 await self._check_reachable(live)
             planned = await self._decide(live)
-            if self.at.unsure is not None and self.at.unsure.applies(self.proposal):
-                planned = await self._plan_unsure(self.at.unsure, planned, live)
+            if unsure is not None and self._is_unsure(self.proposal):
+                planned = await self._plan_unsure(unsure, planned, live)
             self._add_steps(planned, live, at_ms=0.0)
         else:
             self.given.check(crew.catalogue, self.at.limits)
@@ -216,7 +219,7 @@ class Flow:
         proposal = self.proposal
         assert proposal is not None
         if unsure.then == "fallback":
-            self.decisions, self.logged_live = [], None
+            self.decisions, self.logged_live, self.fallback = [], None, unsure.fallback
             return await self._decide(live, unsure.fallback)
         asked = unsure.ask if unsure.then == "ask" else None
         plan = None if asked is None else await self._in_time(asked(proposal), self._time_left_s())
@@ -233,12 +236,16 @@ class Flow:
         """WorkersError if the plan needs a task type that no reachable worker can do."""
         everybody, unsure = [worker._replace(available=True) for worker in live], self.at.unsure
         decision = await self._request(everybody, self.at.decider)
-        if unsure is not None and unsure.then == "fallback" and unsure.applies(decision.proposal):
+        if unsure is not None and unsure.then == "fallback" and self._is_unsure(decision.proposal):
             decision = await self._request(everybody, unsure.fallback or self.at.decider)
         planned = decision.logged
         self.at.crew.check_reachable(
             decision.action["task_type"] for decision in planned if "task_type" in decision.action
         )
+
+    def _is_unsure(self, proposal: Proposal | None) -> bool:
+        """Whether a plan is not probable enough, by the minimum as it was when the workflow was first planned."""
+        return self.min_probability is not None and is_unsure(proposal, self.min_probability)
 
     async def _take_turn(self) -> None:
         """Wait for the turn to decide, until the deadline at most. Between decisions the event loop handles other work.
@@ -469,6 +476,9 @@ class Flow:
             known["number"] = self.number
         if self.proposal is not None:
             known["probability"] = self.proposal.probability
+            known |= {} if self.min_probability is None else {"min_probability": self.min_probability}
+        if self.fallback is not None:
+            known["fallback"] = self.fallback.version
         if self.inputs:
             known["inputs"] = self.inputs.described()
         if broken := violations(progress, outcome, self.at.limits, crew):
@@ -487,6 +497,8 @@ class Flow:
         )
         if self.at.log is not None and not self.refused:
             self.at.log.append(trajectory)
+        if self.fallback is not None and self.at.unsure is not None and not self.refused:
+            self.at.unsure.learn([to_execution(trajectory)], judged=crew.judge is not None)
         self._notify("ended", message=self.ended)
         return trajectory
 

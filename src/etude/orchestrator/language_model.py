@@ -32,6 +32,8 @@ from etude.problems.workflow.decisions import PROBLEM, State
 from etude.problems.workflow.plan import SLACK, Limits, Node, Plan
 from etude.problems.workflow.progress import Live
 
+CONFIGURED = "llm"
+"""The policy that is the language model of the workers file."""
 CORRECTIONS = "rules"
 """The policy of the decisions after a failure."""
 MAX_VERSION_CHARS = 200
@@ -114,8 +116,28 @@ PRICES = ("usd_per_call", "usd_per_mtok_in", "usd_per_mtok_out")
 
 
 def is_language_model(policy: str) -> bool:
-    """Whether a policy is named as a language model."""
-    return policy.startswith(LANGUAGE_MODEL)
+    """Whether a policy is named as a language model: `llm:URL#MODEL`, or `llm`, that of the workers file."""
+    return policy == CONFIGURED or policy.startswith(LANGUAGE_MODEL)
+
+
+def configured_model(policy: str, options: Mapping[str, Any]) -> LanguageModel:
+    """The language model that a policy names, with the options of a workers file.
+
+    `llm` is the model that the options `url` and `model` name. Where they name a URL, the other options, such as the
+    API key's variable, are for models at that URL alone.
+    """
+    given = dict(options)
+    url, model = given.pop("url", None), given.pop("model", None)
+    if policy != CONFIGURED:
+        named = policy.removeprefix(LANGUAGE_MODEL).partition("#")[0]
+        is_theirs = url is None or url.rstrip("/") == named.rstrip("/")
+        return language_model(policy, **(given if is_theirs else {}))
+    if url is None or model is None:
+        raise ConfigError(
+            f"the policy {CONFIGURED!r} is the language model of the workers file, which names none: give it "
+            f"`llm: {{url: …, model: …}}`, or name the model as {LANGUAGE_MODEL}URL#MODEL"
+        )
+    return language_model(f"{LANGUAGE_MODEL}{url}#{model}", **given)
 
 
 def language_model(policy: str, **options: Any) -> LanguageModel:

@@ -175,6 +175,13 @@ def read_log(path: Path) -> Iterator[Execution | Damaged]:
     return (line.content for line in read_lines(path))
 
 
+def read_ended(folder: Path) -> Iterator[Execution]:
+    """The executions of a folder's logs that were carried out to their end; none where there is no log."""
+    for line in read_log(folder) if logs_in(folder) else ():
+        if isinstance(line, Execution) and line.ended != "cancelled":
+            yield line
+
+
 def read_lines(path: Path) -> Iterator[Line]:
     """As `read_log`, with the place of each; blank lines are none. LogError at once where there is no log."""
     files = log_files(path)

@@ -53,6 +53,7 @@ class Summary:
     violations: dict[str, int]
     ended: dict[str, int]
     planned_by: dict[str, int]  # workflows by the policy of their first plan; `none` where there is none
+    planned_by_half: tuple[dict[str, int], dict[str, int]]  # the same of the first half, and of the second
     unsuccessful: dict[str, int]  # how those without success ended
     successes_by: dict[str, int]  # who said so: verifier, judge, person, self, unknown
     corrections_per_workflow: Estimate
@@ -79,7 +80,7 @@ ABORT = "abort"
 def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
     """Of executions whose ids are the catalogue's. Of each, a few numbers are held in memory."""
     numbers: defaultdict[str, array[float]] = defaultdict(_numbers)
-    violations, ended, planned_by = Counter[str](), Counter[str](), Counter[str]()
+    violations, ended, planners = Counter[str](), Counter[str](), _Planners()
     unsuccessful, successes_by = Counter[str](), Counter[str]()
     workers, types = defaultdict[int, _Calls](_Calls), defaultdict[int, _Calls](_Calls)
     faults = defaultdict[str, _Faults](_Faults)
@@ -90,7 +91,7 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
         numbers["reward"].append(execution.reward)
         violations.update(execution.violations)
         ended[execution.ended] += 1
-        planned_by[execution.decisions[0].policy if execution.decisions else NO_PLAN] += 1
+        planners.add(execution.decisions[0].policy if execution.decisions else NO_PLAN)
         if execution.success:
             successes_by[execution.success_by or "unknown"] += 1
         else:
@@ -119,7 +120,8 @@ def summarise(executions: Iterable[Execution], catalogue: Catalogue) -> Summary:
         validity=_share(numbers["valid"]),
         violations=dict(violations.most_common()),
         ended=dict(ended.most_common()),
-        planned_by=dict(planned_by.most_common()),
+        planned_by=planners.counts(),
+        planned_by_half=(planners.counts(end=planners.half), planners.counts(planners.half)),
         unsuccessful=dict(unsuccessful.most_common()),
         successes_by=dict(successes_by.most_common()),
         corrections_per_workflow=estimate_mean(numbers["corrections"]),
@@ -194,6 +196,26 @@ def _numbers() -> array[float]:
 
 def _share(hits: array[float]) -> Estimate:
     return estimate_share(int(sum(hits)), len(hits))
+
+
+@dataclass(kw_only=True)
+class _Planners:
+    """Who planned each workflow, in order."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    each: array[int] = field(default_factory=lambda: array("l"))
+
+    def add(self, name: str) -> None:
+        self.each.append(self.names.setdefault(name, len(self.names)))
+
+    @property
+    def half(self) -> int:
+        return len(self.each) // 2
+
+    def counts(self, start: int = 0, end: int | None = None) -> dict[str, int]:
+        """Workflows by planner, the most frequent first."""
+        names = list(self.names)
+        return {names[i]: count for i, count in Counter(self.each[start:end]).most_common()}
 
 
 @dataclass(kw_only=True)

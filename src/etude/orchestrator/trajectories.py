@@ -7,6 +7,7 @@ Attempts are the trajectory's turns. In its metadata, in the ids of the catalogu
     inputs  the inputs of the workflow by name, each with its size in bytes and its sha256 unless it is short
     number  its place in a collection, execution_reward  the source document's reward, violations  limits exceeded
     probability  that the policy's first plan has exactly the right subtasks, where the policy says so
+    min_probability  what was required of it, fallback  the version that was to plan instead, where it was below that
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ def to_execution(trajectory: Trajectory) -> Execution:
         id=trajectory.id,
         number=known.get("number"),
         probability=known.get("probability"),
+        min_probability=known.get("min_probability"),
+        fallback=known.get("fallback"),
         policy=trajectory.policy or "",
         user=trajectory.user,
         reward=known.get("execution_reward", 0.0),
@@ -190,6 +193,8 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
     known = {
         "number": execution.number,
         "probability": execution.probability,
+        "min_probability": execution.min_probability,
+        "fallback": execution.fallback,
         "violations": list(execution.violations),
         "inputs": execution.inputs,
     }

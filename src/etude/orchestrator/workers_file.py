@@ -158,8 +158,10 @@ class _Asked(_Section):
 
 
 class _LLM(_Asked):
-    """The language model of the policy llm:URL#MODEL. The defaults are LanguageModel's."""
+    """A language model that plans; `url` and `model` name that of the policy llm. The defaults are LanguageModel's."""
 
+    url: Text | None = Field(None, examples=["http://localhost:11434/v1"])
+    model: Text | None = Field(None, examples=["qwen3"])
     max_tokens: Some = 4096
     stall_s: Seconds = 60.0
     timeout_s: Seconds = 180.0

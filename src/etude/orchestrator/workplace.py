@@ -14,7 +14,7 @@ from etude.learning.settings import read_own
 from etude.orchestrator.crew import Crew
 from etude.orchestrator.flow import PlanDecider
 from etude.orchestrator.instructions import make_up, read_instructions
-from etude.orchestrator.language_model import LanguageModelPlanner, is_language_model, language_model
+from etude.orchestrator.language_model import LanguageModelPlanner, configured_model, is_language_model
 from etude.orchestrator.workers.simulated import SimulatedCrew
 from etude.orchestrator.workers_file import WorkersFile, read_workers
 from etude.problems.workflow import SPEC
@@ -107,7 +107,7 @@ def make_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> Plan
 def _asking(policy: str, place: Workplace, limits: Limits) -> LanguageModelPlanner:
     """A language model with the options of the workers file."""
     options = place.file.llm if place.file is not None else {}
-    return language_model(policy, **options).decider(catalogue=place.crew.catalogue, limits=limits)
+    return configured_model(policy, options).decider(catalogue=place.crew.catalogue, limits=limits)
 
 
 def _check_run(policy: str) -> None:

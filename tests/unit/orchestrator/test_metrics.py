@@ -6,6 +6,7 @@ import json
 import math
 import tracemalloc
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,6 +60,14 @@ def test_the_document_s_metrics() -> None:
     assert summary.corrections_per_workflow.mean == pytest.approx(1.0)
     assert (summary.attempts_per_node.mean, summary.attempts_per_node.count) == pytest.approx((8 / 5, 5))
     assert summary.ended == {"done": 2, "deadline": 1}
+
+
+def test_who_planned_and_how_that_moved() -> None:
+    planned = [msgspec.structs.replace(corrected(0, "retry"), policy=policy) for policy in "aabab"]
+    summary = summarise([execution(decisions=(by,)) for by in planned] + [execution(decisions=())], CATALOGUE)
+    assert summary.planned_by == {"a": 3, "b": 2, "none": 1}
+    assert summary.planned_by_half == ({"a": 2, "b": 1}, {"a": 1, "b": 1, "none": 1})
+    assert json.loads(json.dumps(summary.to_json()))["planned_by_half"][0] == {"a": 2, "b": 1}
 
 
 def test_by_worker() -> None:

@@ -14,15 +14,19 @@ import etude
 from etude.contracts.errors import ConfigError
 from etude.contracts.work import Fault, Subtask, WorkerError
 from etude.orchestrator.executor import Result
-from etude.orchestrator.record import correction_of
-from etude.orchestrator.unsure import Unsure
+from etude.orchestrator.record import Execution, correction_of
+from etude.orchestrator.trajectories import to_execution, to_trajectory
+from etude.orchestrator.unsure import Unsure, Verdicts
 from etude.problems.workflow.decide import WorkflowDecider, by_rules
 from etude.problems.workflow.doubt import Proposal
 from etude.problems.workflow.plan import Limits
 from tests.chat_server import Act, ChatServer
-from tests.language import CATALOGUE, trained_run
+from tests.language import CATALOGUE, WORDS, trained_run
+from tests.unit.orchestrator.lines import execution
 
 TEXT = "Please fetch the letter, then mail it"
+HARD = "draw, count, fetch, mail, translate and summarise"
+"""More subtasks than any example has."""
 DRAWN = json.dumps({"nodes": [{"id": 1, "task_type": "draw", "worker": "quick", "after": []}]})
 
 
@@ -138,3 +142,140 @@ def test_a_fallback_is_for_a_planner_that_says_how_probable_its_plans_are(run: P
         etude.Orchestrator(planner, workers, fallback=model, unsure=Unsure(min_probability=0.5))
     with pytest.raises(ConfigError, match="there is no policy to fall back to"):
         Unsure(min_probability=0.5, then="fallback")
+    with pytest.raises(ConfigError, match="when_unsure is 'refuse', and there is no min_probability"):
+        Unsure(min_probability=None)
+
+
+# Takeover: the minimum probability follows how often the fallback is right
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Callable[[str | None], Path]:
+    """A workers file whose verifier of whole workflows expects this pattern; None has no verifier."""
+
+    def write(pattern: str | None) -> Path:
+        tool = {"kind": "command", "task_types": list(WORDS), "command": ["echo", "done"]}
+        verify = {} if pattern is None else {"verify": {"regex": pattern}}
+        file = tmp_path / "workers.yaml"
+        file.write_text(json.dumps({"task_types": WORDS, "workers": {"tool": tool}, **verify}))
+        return file
+
+    return write
+
+
+WRONG, RIGHT = "never", "done"
+
+
+def carried_out_all(
+    run: Path, workers: Path, instructions: list[str], *, server: ChatServer | None = None, **options: Any
+) -> tuple[list[Execution], Verdicts]:
+    """In this order unless `concurrency` is above 1, with a language model as the fallback."""
+    concurrency = options.pop("concurrency", 1)
+
+    async def all_of_them() -> tuple[list[Execution], Verdicts]:
+        async with server or ChatServer(answer=lambda request: DRAWN) as serving:
+            model = etude.load(f"llm:{serving.url}#m", attempts=1)
+            orchestrator = etude.Orchestrator(etude.load(run), workers, fallback=model, **options)
+            try:
+                results = await orchestrator.execute_all(instructions, concurrency=concurrency)
+            finally:
+                await orchestrator.close()
+            return [result.execution for result in results], orchestrator.unsure.verdicts
+
+    return asyncio.run(all_of_them())
+
+
+def is_by_model(done: Execution) -> bool:
+    return bool(done.decisions) and done.decisions[0].policy.startswith("llm:")
+
+
+def test_the_planner_takes_over_from_a_model_that_is_wrong(run: Path, workers: Callable[..., Path]) -> None:
+    done, verdicts = carried_out_all(run, workers(WRONG), [HARD] * 40)
+    chance = done[0].probability or 0.0
+    assert 0 < chance < 0.5
+    # 1/2, 1/3, 1/4, … until the planner is as sure of its plan as the model is right
+    asked = sum(is_by_model(one) for one in done)
+    assert 0 < asked < 40
+    expected = [1 / (2 + min(i, asked)) for i in range(40)]
+    assert [one.min_probability for one in done] == pytest.approx(expected)
+    assert expected[asked] <= chance < expected[asked - 1]
+    assert [is_by_model(one) for one in done] == [i < asked for i in range(40)]
+    assert verdicts == Verdicts(right=0, wrong=asked)
+
+
+def test_a_model_that_is_right_plans_more(run: Path, workers: Callable[..., Path]) -> None:
+    chance = proposed(run).probability
+    done, verdicts = carried_out_all(run, workers(RIGHT), [TEXT, *[HARD] * 60, TEXT])
+    assert not is_by_model(done[0])
+    assert verdicts.right >= 60
+    assert done[-1].min_probability == pytest.approx(61 / 62)
+    assert chance < 61 / 62
+    assert is_by_model(done[-1])
+
+
+def test_a_minimum_that_is_given_does_not_move(run: Path, workers: Callable[..., Path]) -> None:
+    done, verdicts = carried_out_all(run, workers(WRONG), [HARD] * 4, min_probability=0.5)
+    assert [one.min_probability for one in done] == [0.5] * 4
+    assert all(map(is_by_model, done))
+    assert verdicts.wrong == 4
+
+
+def test_self_declared_success_does_not_count(run: Path, workers: Callable[..., Path]) -> None:
+    done, verdicts = carried_out_all(run, workers(None), [HARD] * 3)
+    assert {(one.success, one.success_by, one.min_probability) for one in done} == {(True, "self", 0.5)}
+    assert verdicts == Verdicts()
+
+
+@pytest.mark.parametrize(("pattern", "wrong"), [(RIGHT, 2), (None, 0)])
+def test_a_model_that_makes_no_plan_is_wrong_where_workflows_are_verified(
+    run: Path, workers: Callable[..., Path], pattern: str | None, wrong: int
+) -> None:
+    server = ChatServer(answer=lambda request: "I had rather not")
+    done, verdicts = carried_out_all(run, workers(pattern), [HARD] * 2, server=server)
+    assert {one.ended for one in done} == {"failed"}
+    assert {one.fallback for one in done} == {f"llm:m@{server.url.split('/')[2]}"}
+    assert verdicts == Verdicts(wrong=wrong)
+
+
+def test_many_workflows_at_once_each_keep_to_one_minimum(run: Path, workers: Callable[..., Path]) -> None:
+    texts = [HARD if i % 3 else f"{TEXT} {i}" for i in range(48)]
+    server = ChatServer(answer=lambda request: DRAWN, latency_s=0.005)
+    done, verdicts = carried_out_all(run, workers(WRONG), texts, server=server, concurrency=16)
+    for one in done:
+        assert one.probability is not None
+        assert one.min_probability is not None
+        assert is_by_model(one) == (one.probability < one.min_probability) == (one.fallback is not None)
+    assert verdicts == Verdicts(wrong=sum(map(is_by_model, done)))
+    assert len({one.min_probability for one in done}) > 2
+
+
+def test_the_record_says_who_planned_and_why(run: Path, workers: Callable[..., Path]) -> None:
+    (done,), _ = carried_out_all(run, workers(RIGHT), [HARD])
+    assert done.fallback == done.decisions[0].policy
+    assert done.min_probability == 0.5
+    assert done.probability is not None
+    again = to_execution(to_trajectory(done, CATALOGUE.withdrawn("quick", "careful")))
+    assert (again.probability, again.min_probability, again.fallback) == (done.probability, 0.5, done.fallback)
+
+
+def test_what_a_log_shows_about_the_fallback() -> None:
+    rules = WorkflowDecider(version="rules", catalogue=CATALOGUE, limits=Limits(), choosers=by_rules())
+    unsure = Unsure(min_probability=None, then="fallback", fallback=rules)
+    counted = [
+        execution(fallback="rules"),
+        execution(policy="rules"),  # where it is the policy itself
+        execution(fallback="rules", success=False, success_by="judge"),
+        execution(fallback="rules", success=False, success_by="person"),
+        execution(fallback="rules", success=False, success_by="self", planner_outputs=None),
+    ]
+    others = [
+        execution(),
+        execution(fallback="llm:m@host"),
+        execution(policy="rules", fallback="llm:m@host"),
+        execution(fallback="rules", success_by="self"),
+        execution(fallback="rules", success_by=None, success=False),
+        execution(fallback="rules", success=False, success_by="self", planner_outputs=None, ended="cancelled"),
+    ]
+    unsure.learn([*counted, *others], judged=True)
+    assert unsure.verdicts == Verdicts(right=2, wrong=3)
+    assert unsure.threshold() == pytest.approx(3 / 7)

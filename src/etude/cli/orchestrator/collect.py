@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,13 +27,20 @@ from etude.cli.orchestrator.run import (
     prepare_log,
     shortened,
 )
-from etude.cli.orchestrator.unsure import Fallback, MinProbability, WhenUnsureOption, make_unsure
+from etude.cli.orchestrator.unsure import (
+    Fallback,
+    MinProbability,
+    WhenUnsureOption,
+    fallback_json,
+    fallback_sentence,
+    learn_from_log,
+    make_unsure,
+)
 from etude.contracts.errors import LogError
 from etude.contracts.trajectory import Trajectory
 from etude.orchestrator.inputs import Inputs, parse_inputs
-from etude.orchestrator.log import ExecutionLog, Redact, logs_in, read_log
+from etude.orchestrator.log import ExecutionLog, Redact, read_ended
 from etude.orchestrator.metrics import summarise
-from etude.orchestrator.record import Execution
 from etude.orchestrator.virtual_time import run_virtually
 from etude.problems.workflow.decisions import PROBLEM
 
@@ -97,6 +104,7 @@ def collect(
         there = logged_numbers(out, decider.version, append=append)
         _check_instructions(out, there, asked, redact)
         waiting = [(i, text) for i, text in enumerate(asked) if i not in there]
+        learn_from_log(unsure, out, place)
         _announce(out, len(asked), len(waiting), decider.version, place, screen)
         orchestrator = Orchestrator(decider, place.crew, log=log, unsure=unsure, seed=seed)
         try:
@@ -104,12 +112,14 @@ def collect(
         except KeyboardInterrupt:
             print_command("interrupted; what was under way is in the log. The same command resumes:", screen)
             raise typer.Exit(130) from None
-    summary = summarise(logged(out), place.crew.catalogue)
+    summary = summarise(read_ended(out), place.crew.catalogue)
     if as_json:
-        print_json(summary.to_json())
+        print_json(summary.to_json() | fallback_json(unsure))
     for part in summary_tables(summary):
         screen.print(part)
     screen.print(f"\n{success_sentence(summary.successes_by)}", soft_wrap=True)
+    if said := fallback_sentence(unsure):
+        screen.print(escape(said), soft_wrap=True)
     screen.print(f"next: etude prepare --logs {escape(str(out))} --out training_data.json", soft_wrap=True)
 
 
@@ -119,7 +129,7 @@ def logged_numbers(folder: Path, version: str, *, append: bool = False) -> dict[
     LogError where other policies logged there, unless this one is to be appended.
     """
     there, others = dict[int, str](), Counter[str]()
-    for execution in logged(folder):
+    for execution in read_ended(folder):
         if execution.number is not None and execution.policy == version:
             there[execution.number] = execution.instruction
         elif execution.number is not None:
@@ -146,13 +156,6 @@ def _check_instructions(folder: Path, there: Mapping[int, str], asked: Sequence[
 
 def _with_task(text: str) -> Trajectory:
     return Trajectory(id="unlogged", time=datetime.now(UTC), task=text, problem=PROBLEM)
-
-
-def logged(folder: Path) -> Iterator[Execution]:
-    """The executions of a log that were carried out to their end; none where there is no log."""
-    for line in read_log(folder) if logs_in(folder) else ():
-        if isinstance(line, Execution) and line.ended != "cancelled":
-            yield line
 
 
 def _announce(out: Path, asked: int, waiting: int, version: str, place: Workplace, screen: Console) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from etude.bootstrap.runs import make_request, start_run
 from etude.cli.demo import OUT, first_free, print_ending
 from etude.cli.display import console, duration, print_command, table
-from etude.cli.orchestrator.collect import carry_out_all, logged
+from etude.cli.orchestrator.collect import carry_out_all
 from etude.cli.orchestrator.demo_report import (
     AFTER,
     BEFORE,
@@ -38,7 +38,7 @@ from etude.learning.requests import LearnRequest
 from etude.learning.run_folder import RunFolder
 from etude.orchestrator.executor import Orchestrator
 from etude.orchestrator.flow import PlanDecider
-from etude.orchestrator.log import ExecutionLog, log_catalogue
+from etude.orchestrator.log import ExecutionLog, log_catalogue, read_ended
 from etude.orchestrator.metrics import Summary, summarise
 from etude.orchestrator.prepare import Prepared, prepare, write_prepared
 from etude.orchestrator.record import Execution
@@ -185,7 +185,7 @@ def _collect(asked: Asked, own: WorkflowSettings, logs: Path, screen: Console) -
     _stage(1, "collect", f"{about}{logs}", screen)
     place = make_workplace(None, settings=own, seed=asked.seed)
     asked_for = instructions_for(place, asked.executions)
-    there = {execution.number for execution in logged(logs)}
+    there = {execution.number for execution in read_ended(logs)}
     waiting = [(i, text) for i, text in enumerate(asked_for) if i not in there]
     if there:
         screen.print(f"{len(asked_for) - len(waiting):,} of {len(asked_for):,} workflows are there already")
@@ -194,7 +194,7 @@ def _collect(asked: Asked, own: WorkflowSettings, logs: Path, screen: Console) -
             rules = make_decider("rules", place)
             orchestrator = Orchestrator(rules, place.crew, log=log, seed=asked.seed)
             carry_out_all(orchestrator, place, waiting, CONCURRENCY, screen)
-    summary = summarise(logged(logs), place.crew.catalogue)
+    summary = summarise(read_ended(logs), place.crew.catalogue)
     screen.print(f"{summary.count:,} workflows, of which {summary.success.mean:.0%} succeeded")
     return summary
 
@@ -263,12 +263,12 @@ def _carried_out(
     decider: PlanDecider, fresh: list[str], seed: int, own: WorkflowSettings, logs: Path
 ) -> list[Execution]:
     """Carry out the instructions, each policy in the same state of the office; logged ones are not repeated."""
-    there = {execution.number for execution in logged(logs)}
+    there = {execution.number for execution in read_ended(logs)}
     waiting = [(i, text) for i, text in enumerate(fresh) if i not in there]
     if waiting:
         place = make_workplace(None, settings=own, seed=seed)
         with ExecutionLog(logs, place.crew.catalogue, redact=None) as log:
             orchestrator = Orchestrator(decider, place.crew, log=log, seed=seed)
             carry_out_all(orchestrator, place, waiting, CONCURRENCY, Console(quiet=True))
-    by_number = {execution.number: execution for execution in logged(logs)}
+    by_number = {execution.number: execution for execution in read_ended(logs)}
     return [by_number[i] for i in range(len(fresh))]

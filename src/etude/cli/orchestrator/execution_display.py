@@ -35,6 +35,7 @@ def _overall(summary: Summary) -> RenderableType:
         ["workflows", f"{summary.count:,}", f"{summary.successes:,} of them succeeded"],
         ["how they ended", "", _ends(summary)],
         ["planned by", "", _shares(summary.planned_by)],
+        *_halves(summary),
         ["success", *_share(summary.success)],
         ["cost, USD", *_mean(summary.cost_usd)],
         ["latency, ms", *_mean(summary.latency_ms)],
@@ -45,6 +46,16 @@ def _overall(summary: Summary) -> RenderableType:
         ["attempts per node", *_mean(summary.attempts_per_node)],
     ]
     return table("", "all", "95 % interval", rows=rows, right=("all",))
+
+
+def _halves(summary: Summary) -> list[list[str]]:
+    """How the shares moved, where several policies planned."""
+    if len(summary.planned_by) < 2:
+        return []
+    return [
+        [f"in the {which} half", "", _shares(part)]
+        for which, part in zip(("first", "second"), summary.planned_by_half, strict=True)
+    ]
 
 
 def _ends(summary: Summary) -> str:

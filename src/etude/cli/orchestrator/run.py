@@ -18,7 +18,14 @@ from rich.tree import Tree
 from etude.cli.display import SAID_BY, console, duration, print_json, print_warning
 from etude.cli.orchestrator.execution_display import SELF_DECLARED
 from etude.cli.orchestrator.plan import read_stdin
-from etude.cli.orchestrator.unsure import Fallback, MinProbability, WhenUnsureOption, ask_for_plan, make_unsure
+from etude.cli.orchestrator.unsure import (
+    Fallback,
+    MinProbability,
+    WhenUnsureOption,
+    ask_for_plan,
+    learn_from_log,
+    make_unsure,
+)
 from etude.contracts.errors import DataError, EtudeError, WorkersError
 from etude.orchestrator.inputs import Inputs, parse_inputs
 from etude.orchestrator.log import ExecutionLog, Redact
@@ -102,6 +109,7 @@ def run(
     human = _asking(screen) if ask or (place.file is not None and place.file.human) else None
     redact = prepare_log(log, user, unredacted=unredacted) if log else None
     with ExecutionLog(log, place.crew.catalogue, redact=redact) if log else nullcontext() as kept:
+        learn_from_log(unsure, log, place)
         view = View(place.crew.catalogue, screen)
         orchestrator = Orchestrator(decider, place.crew, log=kept, watch=view.show, human=human, unsure=unsure)
         result = carry_out(place, orchestrator, text, view, user=user, strict=strict, inputs=inputs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,7 +14,9 @@ from rich.markup import escape
 
 from etude.cli.orchestrator.plan import proposal_lines, subtasks
 from etude.contracts.errors import ConfigError
-from etude.orchestrator.config import MIN_PROBABILITY, WhenUnsure
+from etude.orchestrator.config import WhenUnsure
+from etude.orchestrator.labels import read_labels
+from etude.orchestrator.log import read_ended
 from etude.problems.workflow.plan import Plan
 
 if TYPE_CHECKING:  # these bring torch, which help does not need
@@ -30,7 +33,7 @@ MinProbability = Annotated[
         min=0,
         max=1,
         help="Minimum probability that a plan has the right subtasks; below it --when-unsure applies.",
-        show_default="orchestrator.min_probability, 0; 0.5 with --fallback",
+        show_default="orchestrator.min_probability, 0; with --fallback the share of its workflows that are right",
     ),
 ]
 WhenUnsureOption = Annotated[
@@ -43,7 +46,7 @@ WhenUnsureOption = Annotated[
 Fallback = Annotated[
     str | None,
     typer.Option(
-        help="Policy that plans what a run is unsure of: llm:URL#MODEL, rules, or another run.",
+        help="Policy that plans what a run is unsure of: llm:URL#MODEL, llm (that of the workers file), rules, a run.",
         metavar="POLICY",
         show_default="rules",
     ),
@@ -70,11 +73,9 @@ def make_unsure(
             "--when-unsure or --fallback out"
         )
     then: WhenUnsure | None = when_unsure if fallback is None else "fallback"
-    config = execution_config(
-        {"--min-probability": min_probability, "--when-unsure": then},
-        defaults={} if fallback is None else {"min_probability": MIN_PROBABILITY},
-    )
-    if not config.min_probability:
+    config = execution_config({"--min-probability": min_probability, "--when-unsure": then})
+    follows = fallback is not None and config.min_probability is None
+    if not config.min_probability and not follows:
         if then is not None:
             raise ConfigError(
                 f"when_unsure is {then!r}, and min_probability is 0, so that no plan is unsure: set it, "
@@ -87,6 +88,34 @@ def make_unsure(
     if fallback is not None:
         return with_fallback(decider, other, min_probability=config.min_probability)
     return Unsure(min_probability=config.min_probability, then="fallback", fallback=other)
+
+
+def learn_from_log(unsure: Unsure | None, folder: Path | None, place: Workplace) -> None:
+    """Start from the verdicts on the fallback's workflows that a log shows, labels of people included."""
+    if unsure is not None and folder is not None:
+        labels = read_labels(folder)
+        unsure.learn(map(labels.apply, read_ended(folder)), judged=place.crew.judge is not None)
+
+
+def fallback_sentence(unsure: Unsure | None) -> str:
+    """How often the fallback was right, and what it plans from now on; empty without one."""
+    if unsure is None or unsure.fallback is None:
+        return ""
+    right, count = unsure.verdicts.right, unsure.verdicts.right + unsure.verdicts.wrong
+    measured = f"right in {right:,} of {count:,} judged workflows" if count else "no judged workflow yet"
+    fixed = "" if unsure.min_probability is None else ", which is set"
+    return (
+        f"fallback {unsure.fallback.version}: {measured}; it plans where the planner's probability is below "
+        f"{unsure.threshold():.2f}{fixed}"
+    )
+
+
+def fallback_json(unsure: Unsure | None) -> dict[str, Any]:
+    """The same for programs."""
+    if unsure is None or unsure.fallback is None:
+        return {}
+    about = {"policy": unsure.fallback.version, "min_probability": unsure.threshold()}
+    return {"fallback": about | vars(unsure.verdicts)}
 
 
 def ask_for_plan(screen: Console) -> AskPlan | None:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from etude.orchestrator.log import read_log
+from etude.orchestrator.labels import Label, append_label
+from etude.orchestrator.log import LABELS_FILE, read_log
 from etude.orchestrator.record import Execution
 from etude.problems.workflow.artefact import load_planner
 from tests.chat_server import ChatServer, in_thread
@@ -216,3 +217,98 @@ def test_a_collection_reports_what_it_refused(run: Path, workers: Path, tmp_path
     kept = [line for line in read_log(tmp_path / "rules") if isinstance(line, Execution)]
     assert len(kept) == 2
     assert {decision.policy for line in kept for decision in line.decisions} == {"rules"}
+
+
+# Takeover: the minimum probability follows how often the fallback is right
+
+
+@pytest.fixture
+def judged(workers: Path) -> Path:
+    """Workers, and a verifier of whole workflows that is never content."""
+    workers.write_text(json.dumps({**json.loads(workers.read_text()), "verify": {"regex": "never"}}))
+    return workers
+
+
+def collecting(run: Path, workers: Path, out: Path, count: int) -> list[str | Path]:
+    """Arguments for a collection of one workflow after the other, all of them hard."""
+    asked = out.parent / "hard.txt"
+    asked.write_text("".join(f"{HARD} {'again ' * i}\n" for i in range(20)))
+    given = ["--workers", workers, "--policy", run, "--instructions", asked, "--fallback", "rules"]
+    return ["collect", *given, "--out", out, "--num-executions", str(count), "--concurrency", "1"]
+
+
+def kept(out: Path) -> list[Execution]:
+    return [line for line in read_log(out) if isinstance(line, Execution)]
+
+
+def thresholds(out: Path) -> list[tuple[float | None, str | None]]:
+    return [(line.min_probability, line.fallback) for line in kept(out)]
+
+
+def test_a_collection_that_resumes_goes_on_with_what_its_log_shows(
+    run: Path, judged: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    whole = json_output(capsys, *collecting(run, judged, tmp_path / "whole", 20))
+    json_output(capsys, *collecting(run, judged, tmp_path / "parts", 1))
+    parts = json_output(capsys, *collecting(run, judged, tmp_path / "parts", 20))
+    assert thresholds(tmp_path / "parts") == thresholds(tmp_path / "whole")
+    assert parts["fallback"] == whole["fallback"]
+    wrong = whole["planned_by"]["rules"]
+    assert whole["fallback"] == {
+        "policy": "rules",
+        "min_probability": pytest.approx(1 / (2 + wrong)),
+        "right": 0,
+        "wrong": wrong,
+    }
+    assert thresholds(tmp_path / "whole")[:2] == [(1 / 2, "rules"), (1 / 3, "rules")]
+
+
+def test_a_collection_shows_how_shares_moved_and_the_minimum(
+    run: Path, judged: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    summary = json_output(capsys, *collecting(run, judged, tmp_path / "log", 20))
+    version, (first, second) = load_planner(run).version, summary["planned_by_half"]
+    assert sum(first.values()) == sum(second.values()) == 10
+    assert first["rules"] > second.get("rules", 0)  # the planner takes over
+    assert etude(*collecting(run, judged, tmp_path / "log", 20)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"in the first half {version} {first[version] / 10:.1%}, rules {first['rules'] / 10:.1%}" in shown
+    assert f"in the second half {version} {second[version] / 10:.1%}" in shown
+    wrong = summary["planned_by"]["rules"]
+    assert (
+        f"fallback rules: right in 0 of {wrong} judged workflows; it plans where the planner's probability "
+        f"is below {1 / (2 + wrong):.2f}" in shown
+    )
+
+
+def test_a_persons_label_counts_as_a_verdict(run: Path, workers: Path, tmp_path: Path, capsys: Captured) -> None:
+    log = tmp_path / "log"
+    found = json_output(capsys, *collecting(run, workers, log, 2))
+    assert found["fallback"]["min_probability"] == 0.5  # self-declared success shows nothing
+    append_label(log / LABELS_FILE, Label(id=kept(log)[0].id, success=False, time="2026-01-01T00:00:00Z"))
+    found = json_output(capsys, *collecting(run, workers, log, 3))
+    assert found["fallback"] == {"policy": "rules", "min_probability": pytest.approx(1 / 3), "right": 0, "wrong": 1}
+    assert kept(log)[-1].min_probability == pytest.approx(1 / 3)
+
+
+def test_one_workflow_starts_from_its_log_and_a_minimum_that_is_set_stays(
+    run: Path, judged: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    log = tmp_path / "log"
+    asked = ("run", run, HARD, "--workers", judged, "--fallback", "rules", "--log", log)
+    for _ in range(2):
+        assert etude(*asked) == 3
+    assert etude(*asked, "--min-probability", "0.4") == 3
+    assert [line.min_probability for line in kept(log)] == pytest.approx([1 / 2, 1 / 3, 0.4])
+    capsys.readouterr()
+
+
+def test_the_language_model_of_the_workers_file_is_the_fallback(run: Path, workers: Path, capsys: Captured) -> None:
+    plan = {"nodes": [{"id": 1, "task_type": "draw", "worker": "tool", "after": []}]}
+    with in_thread(ChatServer(answer=lambda request: json.dumps(plan))) as server:
+        model = {"llm": {"url": server.url, "model": "m"}}
+        workers.write_text(json.dumps({**json.loads(workers.read_text()), **model}))
+        found = json_output(capsys, "run", run, HARD, "--workers", workers, "--fallback", "llm")
+        assert json_output(capsys, "run", "llm", HARD, "--workers", workers)["policy"] == found["fallback"]
+    assert found["fallback"] == found["decisions"][0]["policy"] == f"llm:m@{server.url.split('/')[2]}"
