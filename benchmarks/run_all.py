@@ -22,8 +22,8 @@ SCRIPTS = (
     "durability.py",
 )
 """Run by hand: `plans.py`, `calibration.py`, `new_tools.py`, `choices.py`, `choice_explain.py` and `redaction.py` need
-public data, `from_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour, and so does
-`chaos.py`, which needs a policy."""
+public data, `from_logs.py`, `office_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour,
+and so does `chaos.py`, which needs a policy."""
 
 
 def main() -> None:
