@@ -16,8 +16,8 @@ not made again.
 Nothing that learns sees a best plan: it sees what was logged, with the verdict on each finished workflow. Ratios are to
 the behaviour policy without exploration, which is better and cheaper than it was while it logged; those to the policy
 as it logged are in the results file too. `kept` is what the verdict of the last training kept, `learned` what it
-learned (`--keep always`); `with fallback` is `learned`, except that the behaviour policy plans where the probability of
-the learned plan is below 0.5.
+learned (`--keep always`); `with fallback` is `learned`, except that the behaviour policy plans, with learned workers,
+where the learned plan is less probable than the behaviour policy's workflows are right, by the log.
 
 The other rows are bounds, which know best plans or hidden skills. They show where the losses are: the behaviour
 policy's plans, learned plans and right plans, with learned workers and with the best ones.
@@ -52,9 +52,10 @@ import etude
 from etude.experience.datasets import MANIFEST
 from etude.orchestrator.executor import Orchestrator
 from etude.orchestrator.flow import PlanDecider
-from etude.orchestrator.log import ExecutionLog
+from etude.orchestrator.log import ExecutionLog, read_log
 from etude.orchestrator.prepare import prepare, write_prepared
 from etude.orchestrator.record import Execution
+from etude.orchestrator.unsure import Unsure, Verdicts
 from etude.orchestrator.virtual_time import run_virtually
 from etude.orchestrator.workers.simulated import SimulatedCrew
 from etude.orchestrator.workplace import (
@@ -67,6 +68,7 @@ from etude.orchestrator.workplace import (
 )
 from etude.problems.base import Action, Obs
 from etude.problems.workflow.assignment import Assignment
+from etude.problems.workflow.corrections import correct_by_fault
 from etude.problems.workflow.decide import Chooser, Choosers, WorkflowDecider, by_rules, exploring
 from etude.problems.workflow.experts import RulePlanner, Score, by_reputation, retry_then_switch
 from etude.problems.workflow.grammar import Rules
@@ -89,12 +91,6 @@ CAUSES = ("a subtask left out", "a subtask too many", "a link left out", "worker
 
 LIMITS = {"limits.max_nodes": 10, "limits.max_corrections": 3}
 """Those of the simulated office."""
-FEW_EXAMPLES = {
-    "training.phase1_supervised.early_stop_patience": 8,
-    "training.phase1_supervised.plateau_patience": 3,
-    "training.phase1_supervised.validation_share": 0.1,
-}
-"""Settings of phase 1 that suit few examples, chosen on seed 0 with 1,000 executions; all others are the defaults."""
 
 Assign = Callable[[Rules, Obs, Action], Action]
 """Gives the node that an action adds to a draft another worker."""
@@ -241,13 +237,14 @@ def with_model(plans: Choosers, model: WorkerModel) -> Choosers:
         assignment, usual = Assignment(model=model, rules=rules), plans(rules, instruction)
 
         def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float | None]]:
-            found = assignment.correct(draft, None)
+            found = assignment.correct(draft, correct_by_fault(rules, draft), None)
             return usual(draft, rng) if found is None else [found]
 
         return choose
 
     def assign(rules: Rules, draft: Obs, action: Action) -> Action:
-        return Assignment(model=model, rules=rules).node(draft, action, None)[0]
+        chances = Assignment(model=model, rules=rules).chances(draft, action)
+        return action if chances is None else action | {"worker": torch.tensor([int(chances.argmax())])}
 
     return reassigned(plans, assign, corrections)
 
@@ -285,13 +282,13 @@ def command(*arguments: str, folder: Path) -> None:
     )
 
 
-def carry_out(bench: Bench, decider: PlanDecider, fallback: PlanDecider | None = None) -> dict[str, Any]:
+def carry_out(bench: Bench, decider: PlanDecider, unsure: Unsure | None = None) -> dict[str, Any]:
     """Means over the fresh instructions. Loads and outages depend on the instruction's number alone."""
     instructions, found = fresh_instructions(bench.place, FRESH), list[dict[str, float]]()
     causes: Counter[str] = Counter()
     for number, text in enumerate(instructions):
         crew = SimulatedCrew(bench.office, seed=FRESH * bench.seed + number)
-        orchestrator = Orchestrator(decider, crew, seed=bench.seed, fallback=fallback)
+        orchestrator = Orchestrator(decider, crew, seed=bench.seed, unsure=unsure)
         execution = run_virtually(orchestrator.execute(text, number=number)).execution
         cause = flaw(execution, bench.office.requirements(text))
         found.append(
@@ -309,6 +306,12 @@ def carry_out(bench: Bench, decider: PlanDecider, fallback: PlanDecider | None =
             causes[cause] += 1
     means: dict[str, Any] = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
     return means | {"failures": {cause: causes[cause] / len(found) for cause in CAUSES}}
+
+
+def logged_verdicts(folder: Path) -> Verdicts:
+    """What the log says of the behaviour policy's workflows."""
+    right = [line.success for line in read_log(folder / "logs") if isinstance(line, Execution)]
+    return Verdicts(right=sum(right), wrong=len(right) - sum(right))
 
 
 def flaw(execution: Execution, needs: dict[int, set[int]]) -> str:
@@ -343,7 +346,8 @@ def one(seed: int, policy: str, sizes: Sequence[int], root: Path, chosen: Settin
         candidates = bench.candidates(file.parent)
         policies = {name: carry_out(bench, decider) for name, decider in candidates.items()}
         usual = bench.decider(bench.usual, policy)
-        policies[FALLBACK] = carry_out(bench, candidates[LEARNED], fallback=usual)
+        unsure = Unsure(min_probability=None, then="fallback", fallback=usual, verdicts=logged_verdicts(file.parent))
+        policies[FALLBACK] = carry_out(bench, candidates[LEARNED], unsure)
         about |= {"policies": policies, "seconds": time.perf_counter() - began}
         file.write_text(json.dumps(about))
         print(f"{policy}, seed {seed}: {executions:,} executions, {about['seconds']:.0f} s", flush=True)
@@ -351,7 +355,7 @@ def one(seed: int, policy: str, sizes: Sequence[int], root: Path, chosen: Settin
 
 def settings(seed: int) -> Settings:
     own = {"run.seed": seed, "office.skill_seed": seed, "office.scenario_seed": seed}
-    return own | LIMITS | FEW_EXAMPLES | {"run.device": "cpu", "run.threads": 1}
+    return own | LIMITS | {"run.device": "cpu", "run.threads": 1}
 
 
 def gather(root: Path) -> dict[str, Any]:

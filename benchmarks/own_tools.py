@@ -28,6 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -49,6 +50,7 @@ from etude.orchestrator.record import Execution
 from etude.orchestrator.workplace import make_decider, make_workplace
 from etude.problems.catalogue import read_catalogue
 from etude.problems.workflow.artefact import load_planner
+from etude.problems.workflow.worker_model import WorkerModelConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.chat_server import ChatServer
@@ -57,14 +59,14 @@ SIZES = (200, 1000)
 CONCURRENCY = 8
 WRONG_PLANS = 0.2
 """Share of the scripted language model's plans that are wrong."""
-COST_WEIGHT = 0.03
+COST_WEIGHT = WorkerModelConfig().cost_weight
 """Of the empirical averages, as of the worker model: the share of success that the mean cost of an attempt is worth."""
 METHODS = {
-    True: ("workers", "plans and workers", "plans and workers, always", "prepare"),
-    False: ("workers", "prepare", "ppo", "rloo", "dpo"),
+    True: ("workers", "plans and workers", "prepare"),
+    False: ("workers", "plans and workers", "prepare", "ppo", "rloo", "dpo"),
 }
 """With a verifier of the whole, and without: ways to learn. `prepare` is phase 1 again on what it writes, without a
-verdict; `always` keeps what was learned whatever the verdict is."""
+verdict."""
 
 
 def able_workers() -> dict[str, list[str]]:
@@ -89,8 +91,14 @@ def command(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def one(seed: int, folder: Path, model_url: str, report: Callable[[str], None]) -> None:
-    """All of one seed, in a folder of its own."""
+def one(seed: int, folder: Path, model_url: str) -> None:
+    """All of one seed, in a folder of its own, and in a process of its own: tools are modules of that folder."""
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+
+    def report(what: str) -> None:
+        print(f"seed {seed}, {time.perf_counter() - began:5.0f} s: {what}", flush=True)
+
     work = make_work(seed, able_workers())
     make_folder(folder, work, model_url=model_url)
     if not (folder / "runs/p1/best").exists():
@@ -152,7 +160,7 @@ def make_cell(folder: Path, verified: bool, size: int) -> Path:
 
 def learn(folder: Path, cell: Path, method: str, seed: int) -> tuple[Path | None, Any]:
     """The run of a method, None where it kept phase 1, and its verdict."""
-    first, out = folder / "runs/p1", cell / method.replace(" ", "-").replace(",", "")
+    first, out = folder / "runs/p1", cell / method.replace(" ", "-")
     data = cell / "training_data.json"
     if method[0] == "p" and method != "ppo" and not data.exists():
         command(cell, "prepare", "--logs", "log", "--experts", str(folder / "experts.json"), "--out", data.name)
@@ -164,7 +172,7 @@ def learn(folder: Path, cell: Path, method: str, seed: int) -> tuple[Path | None
             common += ["--dataset", "dataset", "--checkpoint", str(first)]
             common += ["--data", data.name] if method.startswith("plans") else []
             common += ["--algorithm", method] if method in ("ppo", "rloo", "dpo") else []
-            command(cell, "train", "workflow", *common, *(["--keep", "always"] if "always" in method else []))
+            command(cell, "train", "workflow", *common)
     summary = json.loads((out / "summary.json").read_text())
     kept = summary.get("kept", "new")
     is_new = "new" in (kept.values() if isinstance(kept, dict) else [kept])
@@ -342,23 +350,26 @@ def _compared(name: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def in_process(function: Callable[..., None], *given: Any) -> None:
+    """Run in a fresh process, and wait for it."""
+    process = get_context("spawn").Process(target=function, args=given)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"{function.__name__} failed for {given[0]}")
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seeds", type=int, nargs="*", default=list(range(5)))
     arguments.add_argument("--out", type=Path, required=True, help="folder that keeps the files")
     arguments.add_argument("--gather", action="store_true", help="only gather what the folder holds")
     given = arguments.parse_args()
-    torch.set_num_threads(1)
     root = given.out.resolve()
     if not given.gather:
         with serving() as url:
             for seed in given.seeds:
-                began = time.perf_counter()
-
-                def report(what: str, seed: int = seed, began: float = began) -> None:
-                    print(f"seed {seed}, {time.perf_counter() - began:5.0f} s: {what}", flush=True)
-
-                one(seed, root / str(seed), url, report)
+                in_process(one, seed, root / str(seed), url)
     save("own_tools", gather(root))
 
 

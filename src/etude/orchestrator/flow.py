@@ -220,7 +220,10 @@ class Flow:
         assert proposal is not None
         if unsure.then == "fallback":
             self.decisions, self.logged_live, self.fallback = [], None, unsure.fallback
-            return await self._decide(live, unsure.fallback)
+            planned = await self._decide(live, unsure.fallback)
+            if reassign := getattr(self.at.decider, "reassign", None):
+                planned = self.decisions = [reassign(decision) for decision in planned]
+            return planned
         asked = unsure.ask if unsure.then == "ask" else None
         plan = None if asked is None else await self._in_time(asked(proposal), self._time_left_s())
         if plan is None:
@@ -475,7 +478,7 @@ class Flow:
         if self.number is not None:
             known["number"] = self.number
         if self.proposal is not None:
-            known["probability"] = self.proposal.probability
+            known["probability"] = self.proposal.probability_with_links
             known |= {} if self.min_probability is None else {"min_probability": self.min_probability}
         if self.fallback is not None:
             known["fallback"] = self.fallback.version

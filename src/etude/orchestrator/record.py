@@ -69,7 +69,7 @@ class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     execution_result: ExecutionResult
     id: str
     number: int | None = None  # within a collection
-    probability: float | None = None  # that the first plan has the right subtasks, where the policy says so
+    probability: float | None = None  # that the first plan is right, links included, where the policy says so
     min_probability: float | None = None  # required of that plan, where there is a minimum
     fallback: str | None = None  # the version that was to plan instead, where it was not probable enough
     policy: str  # the version that decided

@@ -6,7 +6,7 @@ Attempts are the trajectory's turns. In its metadata, in the ids of the catalogu
             worker of each attempt
     inputs  the inputs of the workflow by name, each with its size in bytes and its sha256 unless it is short
     number  its place in a collection, execution_reward  the source document's reward, violations  limits exceeded
-    probability  that the policy's first plan has exactly the right subtasks, where the policy says so
+    probability  that the policy's first plan has exactly the right subtasks and links, where the policy says so
     min_probability  what was required of it, fallback  the version that was to plan instead, where it was below that
 """
 

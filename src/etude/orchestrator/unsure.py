@@ -61,8 +61,8 @@ class Unsure:
         subtasks = ", ".join(node.task_type for node in proposal.plan.nodes)
         how = "" if proposal.calibrated else " (uncalibrated)"
         return UnsureError(
-            f"the plan ({subtasks}) is right with probability {proposal.probability:.2f}{how}, and min_probability is "
-            f"{self.threshold():g}: say it in other words, or lower min_probability"
+            f"the plan ({subtasks}) is right with probability {proposal.probability_with_links:.2f}{how}, and "
+            f"min_probability is {self.threshold():g}: say it in other words, or lower min_probability"
         )
 
     def learn(self, executions: Iterable[Execution], *, judged: bool) -> None:
@@ -75,8 +75,11 @@ class Unsure:
 
 
 def is_unsure(proposal: Proposal | None, min_probability: float) -> bool:
-    """Whether a plan is not probable enough. Policies that give no probability are never unsure."""
-    return proposal is not None and proposal.probability < min_probability
+    """Whether a plan is not probable enough. Policies that give no probability are never unsure.
+
+    A plan with a wrong link fails too, so the probability is that of the links as well.
+    """
+    return proposal is not None and proposal.probability_with_links < min_probability
 
 
 def verdict(execution: Execution, planner: str, *, judged: bool) -> bool | None:

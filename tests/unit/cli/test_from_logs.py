@@ -355,6 +355,58 @@ def test_self_declared_success_teaches_which_worker_and_not_which_subtasks(
     assert load_planner(Path("runs/a")).workers is not None
 
 
+def test_plans_and_workers_are_learned_and_judged_together(
+    logs: Path, dataset: Path, first: Path, capsys: Captured
+) -> None:
+    assert etude("prepare", "--logs", logs, "--out", "training_data.json") == 0
+    command = ["train", "workflow", "--dataset", dataset, "--data", "training_data.json", "--checkpoint", first]
+    command += ["--epochs", "2", "--set=run.threads=1", "--set=training.phase1_supervised.synthetic_augmentations=50"]
+    shown = output(capsys, *command, "--out", "runs/both")
+    assert "plans for held-out requests: part 1 of" in shown
+    assert "judged by the logged outcomes\nPlans: " in shown
+    assert "plans changed" in shown or "the same subtasks and links as before" in shown
+    summary = RunFolder(Path("runs/both")).summary()
+    assert summary is not None
+    assert {part: own["answer"] == "better" for part, own in summary["verdict"].items()} == {
+        part: own == "new" for part, own in summary["kept"].items()
+    }
+    before, learned = load_planner(first), load_planner(Path("runs/both"))
+    asked = generate(0, 100).instructions[15:20]
+    same = [(n.task_type, n.dependencies) for p in before.plans(asked) for n in p.nodes]
+    assert summary["kept"]["plans"] == "new" or same == [
+        (n.task_type, n.dependencies) for p in learned.plans(asked) for n in p.nodes
+    ]
+    assert etude("runs", "plot", "runs/both") == 0
+
+    assert etude(*command, "--keep", "always", "--out", "runs/always") == 0
+    always = load_planner(Path("runs/always"))
+    assert always.workers is not None
+    weights = [dict(planner.policy.state_dict()) for planner in (before, always)]
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_learning_plans_continues_where_it_was_interrupted(
+    logs: Path, dataset: Path, first: Path, capsys: Captured
+) -> None:
+    assert etude("prepare", "--logs", logs, "--out", "training_data.json") == 0
+    inputs = {"dataset": str(dataset), "data": [Path("training_data.json")], "checkpoint": first, "epochs": 1}
+    set_ = ["run.threads=1", "training.phase1_supervised.synthetic_augmentations=20"]
+
+    def run(out: str) -> Run:
+        return start_run(make_request("workflow", out=Path(out), inputs=dict(inputs), assignments=set_))
+
+    whole = list(run("runs/whole").updates())
+    stopped = run("runs/cut").updates()
+    for _ in range(len(whole) - 2):  # in the middle of the folds
+        next(stopped)
+    stopped.close()
+    again = run("runs/cut")
+    assert again.resumed
+    assert len(list(again.updates())) == 2
+    assert find_policy(Path("runs/cut")).version == find_policy(Path("runs/whole")).version
+    assert again.folder.summary()["verdict"] == RunFolder(Path("runs/whole")).summary()["verdict"]  # type: ignore[index]
+
+
 def test_a_choice_of_workers_is_judged_on_the_test_split(dataset: Path, first: Path, capsys: Captured) -> None:
     command = ["train", "workflow", "--dataset", dataset, "--checkpoint", first, "--keep", "always", "--out", "runs/w"]
     assert etude(*command) == 0

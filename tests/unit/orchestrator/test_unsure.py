@@ -71,7 +71,7 @@ def test_a_planner_that_is_sure_plans_itself(run: Path) -> None:
     first = result.execution.decisions[0]
     assert first.policy == result.execution.policy == etude.load(run).version
     assert first.propensity == 1.0
-    assert result.execution.probability == pytest.approx(proposed(run).probability)
+    assert result.execution.probability == pytest.approx(proposed(run).probability_with_links)
 
 
 def test_what_it_is_not_sure_of_the_language_model_plans(run: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_it_is_not_sure_of_the_language_model_plans(run: Path) -> None:
     assert first.propensity is None
     assert first.context["planning"]["asked"] == 1
     assert result.execution.policy == etude.load(run).version
-    assert result.execution.probability == pytest.approx(proposed(run).probability)
+    assert result.execution.probability == pytest.approx(proposed(run).probability_with_links)
 
 
 @pytest.mark.parametrize(("answer", "ended"), [(DRAWN, "done"), ("no plan", "failed")])

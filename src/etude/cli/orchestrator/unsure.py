@@ -32,7 +32,7 @@ MinProbability = Annotated[
     typer.Option(
         min=0,
         max=1,
-        help="Minimum probability that a plan has the right subtasks; below it --when-unsure applies.",
+        help="Minimum probability that a plan is right, subtasks and links; below it --when-unsure applies.",
         show_default="orchestrator.min_probability, 0; with --fallback the share of its workflows that are right",
     ),
 ]

@@ -29,6 +29,8 @@ from etude.text.encoders import make_encoder
 
 CATALOGUE = "catalogue.json"
 WORKERS = "worker_model."
+CORRECTS, SEES_LIVE = "corrects", "sees_live"
+"""Names, among the details of a policy, of what its network has learned."""
 
 
 def make_reader(config: PlannerConfig) -> TextReader:
@@ -45,16 +47,38 @@ def planner_parts(
     memory: Mapping[str, Tensor] | None = None,
     workers: WorkerModel | None = None,
     calibration: Calibration | None = None,
+    *,
+    corrects: bool = False,
+    sees_live: bool = False,
 ) -> PolicyParts:
-    """What a planner's artefact holds besides its weights; a learner that fits a memory adds that itself."""
+    """What a planner's artefact holds besides its weights; a learner that fits a memory adds that itself.
+
+    The network has learned to correct failures, and with workers' numbers that change, where these flags say so.
+    """
     model = {} if workers is None else {name: torch.from_numpy(x) for name, x in workers.tensors().items()}
     return PolicyParts(
         tensors=prefixed("memory.", memory or {}) | prefixed(WORKERS, model),
         files={CATALOGUE: msgspec.json.format(msgspec.json.encode(catalogue), indent=1)},
         details={"task_types": list(known.task_types), "workers": list(known.workers)}
         | ({} if workers is None else {"worker_model": workers.to_json()})
-        | ({} if calibration is None else {CALIBRATION: msgspec.to_builtins(calibration)}),
+        | ({} if calibration is None else {CALIBRATION: msgspec.to_builtins(calibration)})
+        | {name: True for name, has in ((CORRECTS, corrects), (SEES_LIVE, sees_live)) if has},
     )
+
+
+def parts_of(planner: Planner, workers: WorkerModel | None) -> PolicyParts:
+    """A planner as it is, with this worker model."""
+    memory, calibration = planner.memory.state_dict(), planner.calibration
+    parts = planner_parts(
+        planner.catalogue,
+        planner.known,
+        memory,
+        workers,
+        calibration,
+        corrects=planner.corrects,
+        sees_live=planner.policy.sees_live,
+    )
+    return parts.with_weights(planner.policy.state_dict())
 
 
 def read_pretrained(artefact: Artefact) -> tuple[PretrainedPlanner, WorkflowSettings]:
@@ -95,6 +119,7 @@ def load(artefact: Artefact) -> Planner:
     reader = make_reader(own.planner)
     policy = make_plan_policy(own.planner.without_dropout(), pretrained.known, reader, own.limits)
     load_weights(policy, artefact)
+    policy.sees_live = bool(artefact.manifest.details.get(SEES_LIVE))
     return Planner(
         policy.eval(),
         reader=reader,
@@ -104,6 +129,7 @@ def load(artefact: Artefact) -> Planner:
         limits=own.limits,
         beam=own.training.phase1_supervised.beam,
         workers=_worker_model(artefact, own),
+        corrects=bool(artefact.manifest.details.get(CORRECTS)),
         step=pretrained.step,
         version=artefact.version,
         calibration=read_calibration(artefact),

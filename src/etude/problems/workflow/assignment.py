@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Generator
 
+from etude.contracts.decision import LoggedDecision
 from etude.problems.base import Action, Obs
+from etude.problems.workflow.corrections import correction, substitutes
 from etude.problems.workflow.grammar import Correction, Rules, at
 from etude.problems.workflow.worker_model import Floats, WorkerModel
 
@@ -47,33 +50,52 @@ class Assignment:
         name, own = self.rules.catalogue.task_types[kind].name, int(action["worker"])
         return self.model.chances(self._names, legal.numpy(), name, own=own, explore=explore)
 
-    def correct(self, draft: Obs, rng: Generator | None) -> tuple[Action, float] | None:
+    def correct(self, draft: Obs, usual: Action | None, rng: Generator | None) -> tuple[Action, float] | None:
         """A retry or a switch after a failure, with its probability; None where neither is worth it. With `rng` it
-        explores."""
+        explores.
+
+        `usual` is the correction to take unless another is better; None where there is none to beat.
+        """
         rules, failed = self.rules, int(draft["failed"])
         current, kind = int(draft["workers"][0, failed]), int(draft["types"][0, failed])
-        stop, no_links = torch.tensor([rules.types]), torch.zeros((1, rules.nodes), dtype=torch.bool)
-        allowed = rules.corrections(draft)[0]
-        legal = torch.zeros(rules.workers, dtype=torch.bool)
-        if allowed[Correction.SWITCH]:
-            legal = rules.workers_for(draft, torch.tensor([int(Correction.SWITCH)]), stop, no_links)[0].clone()
-        legal[current] = bool(allowed[Correction.RETRY])
+        legal = np.zeros(rules.workers, bool)
+        legal[substitutes(rules, draft)] = True
+        legal[current] = bool(rules.corrections(draft)[0, Correction.RETRY])
+        own = None
+        if usual is not None:
+            of = int(usual["correction"])
+            if of not in (Correction.RETRY, Correction.SWITCH):
+                return None
+            own = current if of == Correction.RETRY else int(usual["worker"])
         tried = {current, *draft["tried"][0].nonzero()[:, 0].tolist()}
-        about = rules.catalogue.task_types[kind].name, tuple(self._names[i] for i in sorted(tried))
-        category = int(draft["error"])
         chances = self.model.chances(
-            self._names, legal.numpy(), about[0], failed=about[1], category=category, explore=rng is not None
+            self._names,
+            legal,
+            rules.catalogue.task_types[kind].name,
+            failed=tuple(self._names[i] for i in sorted(tried)),
+            category=int(draft["error"]),
+            own=own,
+            explore=rng is not None,
         )
         if chances is None:
             return None
         worker, probability = _draw(chances, rng)
-        correction = Correction.RETRY if worker == current else Correction.SWITCH
-        return {
-            "correction": torch.tensor([int(correction)]),
-            "type": stop,
-            "links": no_links,
-            "worker": torch.tensor([worker if correction == Correction.SWITCH else 0]),
-        }, probability
+        if worker == current:
+            return correction(rules, Correction.RETRY, 0), probability
+        return correction(rules, Correction.SWITCH, worker), probability
+
+    def reassign(self, decision: LoggedDecision) -> LoggedDecision:
+        """A planning decision of another policy, with the worker that is expected to do best."""
+        action, eligible = decision.action, decision.eligible
+        if "task_type" not in action or "worker" not in action or not eligible.get("workers"):
+            return decision
+        legal = np.zeros(self.rules.workers, bool)
+        legal[list(eligible["workers"])] = True
+        name = self.rules.catalogue.task_types[action["task_type"]].name
+        chances = self.model.chances(self._names, legal, name, own=action["worker"])
+        if chances is None:
+            return decision
+        return msgspec.structs.replace(decision, action=action | {"worker": int(chances.argmax())})
 
     @property
     def _names(self) -> list[str]:

@@ -18,6 +18,7 @@ from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
 from etude.contracts.errors import DataError, PlanError
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.corrections import explore_correction
 from etude.problems.workflow.decisions import PROBLEM, Choice, Eligible, State
 from etude.problems.workflow.doubt import Proposal
 from etude.problems.workflow.experts import (
@@ -75,9 +76,10 @@ class WorkflowDecider:
         limits: Limits,
         choosers: Choosers,
         proposes: bool = False,  # whether decisions on a first plan say how probable it is
+        reassign: Callable[[LoggedDecision], LoggedDecision] | None = None,  # gives plans of others better workers
     ) -> None:
         self.version, self.catalogue, self.limits, self.choosers = version, catalogue, limits, choosers
-        self.proposes = proposes
+        self.proposes, self.reassign = proposes, reassign
         self.rules = Rules(catalogue, limits)
         self._chooser = lru_cache(MAX_CHOOSERS)(partial(choosers, self.rules))
 
@@ -281,17 +283,23 @@ def random_propensity(rules: Rules, draft: Obs, action: Action) -> float:
 
 
 def exploring(choosers: Choosers, share: float) -> Choosers:
-    """Choosers that sample nothing, except for this share of decisions, made at random. Propensities are exact."""
+    """Choosers that sample nothing, except that in this share of decisions any able worker, or any retry or switch, is
+    taken. Subtasks stay: a random one would only break the plan. Propensities are exact."""
 
     def explorers(rules: Rules, instruction: str) -> Chooser:
-        usual, uniform = choosers(rules, instruction), at_random(rules, instruction)
+        usual = choosers(rules, instruction)
 
         def choose(draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
             wanted, _ = usual(draft, rng)[0]
+            if int(draft["failed"]) >= 0:
+                return [explore_correction(rules, draft, wanted, share, rng)]
+            if int(wanted["type"]) >= rules.types:
+                return [(wanted, 1.0)]
+            able = rules.workers_for(draft, wanted["correction"], wanted["type"], wanted["links"])[0].double()
             explores = float(torch.rand((), generator=rng, dtype=torch.float64)) < share
-            action = uniform(draft, rng)[0][0] if explores else wanted
-            same = all(bool((action[name] == wanted[name]).all()) for name in action)
-            return [(action, (1 - share) * same + share * random_propensity(rules, draft, action))]
+            worker = torch.multinomial(able, 1, generator=rng) if explores else wanted["worker"]
+            is_wanted = int(worker) == int(wanted["worker"])
+            return [(wanted | {"worker": worker}, (1 - share) * is_wanted + share / float(able.sum()))]
 
         return choose
 

@@ -60,7 +60,15 @@ def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.devic
     if files:
         planner = planner.under(read_catalogue(files[0]))
     planner.policy.to(device)
-    parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), planner.workers)
+    sees_live = planner.policy.sees_live
+    parts = planner_parts(
+        planner.catalogue,
+        planner.known,
+        planner.memory.state_dict(),
+        planner.workers,
+        corrects=True,
+        sees_live=sees_live,
+    )
     return WorkflowLogs(planner=planner, parts=parts)
 
 

@@ -55,12 +55,13 @@ class ImitationConfig:
     """Examples made from the catalogue's descriptions and the plans of the training examples."""
     validation_share: Annotated[float, Gt(0), Lt(1)] = 0.2
     """Share of the examples held out to judge each epoch by."""
-    plateau_patience: Annotated[int, Ge(1)] = 1
-    """Epochs without a better score before the learning rate falls."""
+    plateau_patience: Annotated[int, Ge(1)] | None = None
+    """Epochs without a better score before the learning rate falls; null is half of `early_stop_patience`."""
     plateau_factor: Annotated[float, Gt(0), Lt(1)] = 0.5
     """What is left of it then."""
     early_stop_patience: Annotated[int, Ge(1)] | None = None
-    """Epochs without a better score before training ends; null is 2, or 4 where a text transformer learns along."""
+    """Epochs without a better score before training ends; null is as many as make 200 gradient steps, at least 2, or 4
+    where a text transformer learns along."""
     final_epochs: Annotated[int, Ge(0)] = 1
     """Epochs over all examples, the held-out ones too, from the best weights at the end."""
     average: Annotated[float, Ge(0), Lt(1)] = 0.99
@@ -77,6 +78,8 @@ class ImitationConfig:
     """Drafts followed at once when a plan is made."""
 
 
+PATIENT_STEPS = 200
+"""Gradient steps without a better score after which training ends: an epoch of few examples has few of them."""
 MAX_CALIBRATED = 1000
 """Maximum number of held-out examples that probabilities are calibrated on: a plan takes about 10 ms."""
 FIRST, BEST, EXPERT = "after 1 epoch", "best", "expert"
@@ -281,7 +284,16 @@ class ImitationLearner:
 
     @property
     def _patience(self) -> int:
-        return self.config.early_stop_patience or (2 if self.net.reader is None else 4)
+        if self.config.early_stop_patience is not None:
+            return self.config.early_stop_patience
+        if self.net.reader is not None:
+            return 4
+        steps = len(self.training_set.drafts["length"]) / self.config.batch_size
+        return max(2, round(PATIENT_STEPS / steps))
+
+    @property
+    def _plateau_patience(self) -> int:
+        return self.config.plateau_patience or max(1, self._patience // 2)
 
     def _begin_final(self) -> None:
         """From the best weights, over all examples; the memory of past queries then has them all too.
@@ -312,7 +324,7 @@ class ImitationLearner:
                 self._show(made)
                 if not self.config.final_epochs:
                     self._calibrate()
-            elif (self._stale() + 1) % self.config.plateau_patience == 0:
+            elif (self._stale() + 1) % self._plateau_patience == 0:
                 self.lr_scale *= self.config.plateau_factor
         means = {name: float(getattr(score, name).mean()) for name in ("node_f1", "link_f1", "accuracy")}
         return Evaluated(score=score.overall, metrics={"validation_score": score.overall, "val_loss": loss, **means})

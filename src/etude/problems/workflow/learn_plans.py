@@ -26,7 +26,7 @@ from etude.learning.run import About, Evaluated, PolicyParts, Run, StopReason, U
 from etude.learning.run_folder import RunFolder, find_policy
 from etude.learning.settings import read_own
 from etude.problems.workflow import SPEC, data_files
-from etude.problems.workflow.artefact import load, make_reader, planner_parts
+from etude.problems.workflow.artefact import load, make_reader, parts_of, planner_parts
 from etude.problems.workflow.decisions import catalogue_id
 from etude.problems.workflow.imitation import ImitationLearner
 from etude.problems.workflow.learn_workers import WorkerLearner, read_keep
@@ -36,7 +36,7 @@ from etude.problems.workflow.plan_verdict import PlanVerdict, Tried, judge_plans
 from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.settings import WorkflowSettings
 from etude.problems.workflow.showcase import write_before_and_after
-from etude.problems.workflow.training_set import merge_sets
+from etude.problems.workflow.training_set import MIN_EXAMPLES, merge_sets
 from etude.problems.workflow.worker_model import VERIFIED
 
 FOLDS = 5
@@ -122,7 +122,7 @@ def folds_of(imitation: Imitation, tried: Sequence[Tried]) -> list[Fold]:
     for number in range(FOLDS):
         own = [one for one in tried if _fold(one.plan.instruction) == number]
         held_out = [i for i, example in enumerate(examples) if _fold(example.instruction) == number]
-        if own and len(held_out) < len(examples):
+        if own and len(examples) - len(held_out) >= MIN_EXAMPLES:
             part = replace(imitation, merged=imitation.merged.without(held_out), folder=None)
             found.append(Fold(tried=own, train=part.learner))
         if len(own) >= MANY:
@@ -208,8 +208,7 @@ class PlanLearner(ImitationLearner):
         old, parts = self.old, super().policy()
         workers = self.workers.fitted[0] if self.workers.is_kept else old.workers
         if not self.keeps_plans:
-            parts = planner_parts(old.catalogue, old.known, old.memory.state_dict(), workers, old.calibration)
-            return parts.with_weights(old.policy.state_dict())
+            return parts_of(old, workers)
         more = planner_parts(self.workers.planner.catalogue, old.known, None, workers)
         return replace(parts, tensors={**parts.tensors, **more.tensors}, details={**more.details, **parts.details})
 

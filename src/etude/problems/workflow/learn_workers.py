@@ -19,7 +19,7 @@ from etude.learning.requests import LearnRequest
 from etude.learning.run import About, Evaluated, PolicyParts, Run, Update
 from etude.learning.run_folder import RunFolder, find_policy
 from etude.problems.workflow import SPEC
-from etude.problems.workflow.artefact import load, planner_parts
+from etude.problems.workflow.artefact import load, parts_of
 from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.settings import WorkflowSettings
 from etude.problems.workflow.verdict import Verdict, cross_fit, judge
@@ -125,9 +125,7 @@ class WorkerLearner(OneFit):
 
     def policy(self) -> PolicyParts:
         planner = self.planner
-        model = self.fitted[0] if self.is_kept else planner.workers
-        parts = planner_parts(planner.catalogue, planner.known, planner.memory.state_dict(), model, planner.calibration)
-        return parts.with_weights(planner.policy.state_dict())
+        return parts_of(planner, self.fitted[0] if self.is_kept else planner.workers)
 
     def summary(self) -> dict[str, Any]:
         _, verdict, attempts = self.fitted

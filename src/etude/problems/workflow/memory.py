@@ -26,8 +26,6 @@ from etude.text.sentence import sentences
 from etude.text.tfidf import count_matrix, inverse_document_frequency, tfidf
 
 START = -1
-SAME = 1e-4
-"""How far the similarity of two equal texts may be from 1."""
 Floats = NDArray[np.float32]
 
 
@@ -52,11 +50,6 @@ class Memory:
         grams = tfidf(count_matrix(texts), self.idf)
         kernel = _kernel(grams, sentences(encoder, texts), self._by_gram, self.vectors)
         return torch.from_numpy(kernel @ self.weights)
-
-    def knows(self, texts: Sequence[str]) -> NDArray[np.bool_]:
-        """(texts,): whether each is a past instruction, word for word."""
-        alike = (tfidf(count_matrix(texts), self.idf) @ self._by_gram).max(axis=1).toarray().ravel()
-        return np.asarray(alike > 1 - SAME)
 
     @cached_property
     def _by_gram(self) -> csr_array:

@@ -211,6 +211,7 @@ class PlanPolicy(nn.Module):
         self.link_query, self.link_key = nn.Linear(d, d), nn.Linear(d, d)
         self.link_distance = nn.Parameter(torch.zeros(2 * nodes))
         self.link_vote, self.link_bias = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(-1.0))
+        self.sees_live = True  # False: it learned with the catalogue's latencies and success rates alone
         self.worker_query, self.worker_key = nn.Linear(2 * d, d), nn.Linear(d, d)
         self.worker_live = _zero(2 * d, LIVE)
         self.correction = _zero(d, len(Correction))
@@ -523,8 +524,15 @@ class PlanPolicy(nn.Module):
 
     def _worker_keys(self, obs: Obs, reading: Reading) -> Tensor:
         """(n, W, d)."""
-        keys: Tensor = self.worker_norm(reading.workers + self.live(_live(obs)))
+        keys: Tensor = self.worker_norm(reading.workers + self.live(self._live(obs)))
         return keys
+
+    def _live(self, obs: Obs) -> Tensor:
+        """(n, W, LIVE): the workers' numbers now; latency and success as in the catalogue if it has only seen those."""
+        if self.sees_live:
+            return live_numbers(obs)
+        usual = self.rules.begin(1)
+        return live_numbers(obs | {name: usual[name].expand_as(obs[name]) for name in ("latency", "success")})
 
     def _known(self, rows: Tensor) -> Tensor:
         """(…, 1) bool: which entries use their name embedding, after name dropout."""
@@ -585,7 +593,7 @@ class PlanPolicy(nn.Module):
         context = torch.cat([h, reading.types[task_type]], 2)
         keys = self.worker_key(self._worker_keys(obs, reading))
         scores: Tensor = self.worker_query(context) @ keys.mT / math.sqrt(keys.shape[2])
-        live: Tensor = self.worker_live(context) @ _live(obs).mT
+        live: Tensor = self.worker_live(context) @ self._live(obs).mT
         return scores + live
 
 
@@ -627,7 +635,7 @@ def _continued(obs: Obs) -> tuple[Tensor, Tensor]:
     return ends.nonzero()[:, 0], ends.cumsum(0) - ends.long()
 
 
-def _live(obs: Obs) -> Tensor:
+def live_numbers(obs: Obs) -> Tensor:
     """(n, W, LIVE): price, latency, success rate, availability, quota, failure at this node; roughly 0 to 1."""
     numbers = [
         (1e4 * obs["price"]).log1p() / 8,

@@ -84,7 +84,7 @@ def practise_workflow(request: LearnRequest) -> Run:
         replace(settings.practice(), ppo=phase.ppo(), run=run_config, curriculum=()),
         folder,
         validation=replace(problem, part="choose"),
-        parts=planner_parts(catalogue, pretrained.known, pretrained.memory.state_dict()),
+        parts=planner_parts(catalogue, pretrained.known, pretrained.memory.state_dict(), corrects=True, sees_live=True),
     )
     folder.keep_start(parent)
     if given is not None:

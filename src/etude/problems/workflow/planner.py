@@ -17,6 +17,7 @@ from etude.learning.compute import one_thread
 from etude.problems.base import Action, Obs
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.assignment import Assignment
+from etude.problems.workflow.corrections import correct_by_fault, explore_correction
 from etude.problems.workflow.decide import Chooser, WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
 from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily, structure_log_probs, take
@@ -60,6 +61,8 @@ class Planner:
     beam: int = 5
     workers: WorkerModel | None = None
     """What is expected of workers by logged attempts: chooses them, and corrections; None leaves it to the network."""
+    corrects: bool = False
+    """Whether its network has learned to correct failures; if not, they are corrected by the kind of fault."""
     step: int = 0
     version: str = ""
     calibration: Calibration | None = None
@@ -109,17 +112,16 @@ class Planner:
         rows = range(len(found)) if self.workers is not None else ()
         return [self._assigned(policy.rules, take(drafts, torch.tensor([i])), found[i]) for i in rows] or found
 
-    def knows(self, instructions: Sequence[str]) -> list[bool]:
-        """Which of them it has learned from."""
-        found: list[bool] = self.memory.knows([text.strip() for text in instructions]).tolist()
-        return found
-
     def structure_probabilities(self, plans: Sequence[Plan]) -> list[float]:
-        """With what probability it samples the subtasks and links of each plan, in whichever order."""
-        orders = [(i, other) for i, plan in enumerate(plans) for other in reordered(plan)]
+        """With what probability it samples the subtasks and links of each plan, in whichever order; 0 if it does not
+        know all of its task types."""
+        place = {entry.name: i for i, entry in enumerate(self.catalogue.task_types)}
+        known = [(i, plan) for i, plan in enumerate(plans) if all(node.task_type in place for node in plan.nodes)]
+        orders = [(i, other) for i, plan in known for other in reordered(plan)]
+        if not orders:
+            return [0.0] * len(plans)
         texts = list(dict.fromkeys(plan.instruction for plan in plans))
         row, policy = {text: i for i, text in enumerate(texts)}, self._reading(texts)
-        place = {entry.name: i for i, entry in enumerate(self.catalogue.task_types)}
         drafts = to_drafts(
             policy.rules,
             [_to_example(plan, place) for _, plan in orders],
@@ -155,12 +157,15 @@ class Planner:
         able worker in the share `explore` of cases.
         """
         planner = self if catalogue is None and limits is None else self.under(catalogue, limits)
+        rules = Rules(planner.catalogue, planner.limits)
+        assignment = None if self.workers is None else Assignment(model=self.workers, rules=rules)
         return WorkflowDecider(
             version=f"{self.version}{SAMPLED}" if explore else self.version,
             catalogue=planner.catalogue,
             limits=planner.limits,
             choosers=partial(planner._chooser, explore=explore),
             proposes=not explore,
+            reassign=None if assignment is None else assignment.reassign,
         )
 
     def _chooser(self, rules: Rules, instruction: str, *, explore: float) -> Chooser:
@@ -196,7 +201,8 @@ def _to_example(plan: Plan, place: Mapping[str, int]) -> Example:
 class _PlannerChooser:
     """Chooses about one instruction: the first plan by beam, everything else by the most probable choice.
 
-    Where there is a worker model, it chooses the workers, and corrections as far as it can tell.
+    Where there is a worker model, it chooses the workers, and corrections as far as it can tell; the others are by the
+    kind of fault, unless the network has learned to correct.
     """
 
     planner: Planner
@@ -213,10 +219,14 @@ class _PlannerChooser:
 
     def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
         sampling, assignment = rng if self.explore else None, self._assignment
-        if assignment is not None and int(draft["failed"]) >= 0:
-            corrected = assignment.correct(draft, sampling)
+        if int(draft["failed"]) >= 0:
+            usual = None if self.planner.corrects else correct_by_fault(self.policy.rules, draft)
+            corrected = None if assignment is None else assignment.correct(draft, usual, sampling)
             if corrected is not None:
                 return [corrected]
+            if usual is not None:
+                explored = sampling and explore_correction(self.policy.rules, draft, usual, self.explore, sampling)
+                return [explored or (usual, 1.0)]
         if (proposal := self.propose(draft)) is not None:
             return [(action, 1.0) for action in self.policy.rules.actions(proposal.plan)]
         with one_thread(only=True):

@@ -21,6 +21,7 @@ from etude.problems.workflow.examples import Example, augment
 from etude.problems.workflow.memory import Memory, fit_memory
 from etude.problems.workflow.plan import Limits, Plan, name_plan
 
+MIN_EXAMPLES = 5
 MAX_PAST_QUERIES = 4000
 """Maximum number of past queries in a memory: the time to fit it grows with their cube."""
 
@@ -87,8 +88,10 @@ def split(merged: ExampleSets, *, share: float, size: int | None, seed: int) -> 
     """Indices to learn from and indices to hold out, a random sample of at most `size` examples."""
     order = random.Random(seed).sample(range(len(merged.examples)), len(merged.examples))[:size]
     count = min(max(1, round(share * len(order))), len(order) - 1)
-    if len(order) < 5:
-        raise ConfigError(f"there are {len(order)} examples to learn from: at least 5 are needed, some are held out")
+    if len(order) < MIN_EXAMPLES:
+        raise ConfigError(
+            f"there are {len(order)} examples to learn from: at least {MIN_EXAMPLES} are needed, some are held out"
+        )
     return sorted(order[count:]), sorted(order[:count])
 
 

@@ -46,11 +46,11 @@ MIN_VERIFIED = 0.5
 class WorkerModelConfig:
     """How a planner chooses workers and corrections by what was logged of them."""
 
-    cost_weight: Annotated[float, Ge(0)] = 0.03
+    cost_weight: Annotated[float, Ge(0)] = 0.05
     """Share of success that is given up to save the mean cost of one attempt."""
     latency_weight: Annotated[float, Ge(0)] = 0.0
     """Share of success that is given up to save the mean latency of one attempt."""
-    caution: Annotated[float, Ge(0)] = 0.25
+    caution: Annotated[float, Ge(0)] = 0.5
     """Standard errors by which a worker must be better than the planner's own choice to take its place."""
     min_attempts: Annotated[int, Ge(1)] = 4
     """Logged attempts at a task type that a worker needs to take the place of the planner's own choice."""

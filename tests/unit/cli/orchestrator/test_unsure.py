@@ -22,6 +22,8 @@ from tests.tiny import etude, json_output, refused
 Captured = pytest.CaptureFixture[str]
 TEXT = "Please fetch the letter, then mail it"
 HARD = "draw, count, fetch, mail, translate and summarise"
+UNCLEAR = "mail, then draw and count"
+"""Its plan is right with a probability of about 0.3."""
 """More subtasks than any example has."""
 
 
@@ -230,9 +232,9 @@ def judged(workers: Path) -> Path:
 
 
 def collecting(run: Path, workers: Path, out: Path, count: int) -> list[str | Path]:
-    """Arguments for a collection of one workflow after the other, all of them hard."""
-    asked = out.parent / "hard.txt"
-    asked.write_text("".join(f"{HARD} {'again ' * i}\n" for i in range(20)))
+    """Arguments for a collection of one workflow after the other, all of the same request."""
+    asked = out.parent / "asked.txt"
+    asked.write_text("".join(f"{UNCLEAR}\n" for _ in range(20)))
     given = ["--workers", workers, "--policy", run, "--instructions", asked, "--fallback", "rules"]
     return ["collect", *given, "--out", out, "--num-executions", str(count), "--concurrency", "1"]
 

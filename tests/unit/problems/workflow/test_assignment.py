@@ -85,18 +85,18 @@ def failed_draft(rules: Rules, worker: int, kind: str) -> dict[str, torch.Tensor
 
 def test_after_a_failure_the_other_worker_is_asked_where_it_is_better() -> None:
     given = assignment()
-    found = given.correct(failed_draft(given.rules, 0, "count"), None)
+    found = given.correct(failed_draft(given.rules, 0, "count"), None, None)
     assert found is not None
     action, probability = found
     assert (int(action["correction"]), int(action["worker"]), probability) == (Correction.SWITCH, 1, 1.0)
-    again = given.correct(failed_draft(given.rules, 1, "count"), None)
+    again = given.correct(failed_draft(given.rules, 1, "count"), None, None)
     assert again is not None
     assert int(again[0]["correction"]) == Correction.RETRY
 
 
 def test_without_an_attempt_left_the_planner_decides() -> None:
     given = assignment(limits=Limits(max_attempts=1))
-    assert given.correct(failed_draft(given.rules, 0, "count"), None) is None
+    assert given.correct(failed_draft(given.rules, 0, "count"), None, None) is None
 
 
 def test_exploring_gives_every_able_worker_a_probability() -> None:

@@ -140,7 +140,9 @@ def test_who_explores_always_or_never() -> None:
         ((action, propensity),) = never(d, rng)
         assert (key(action), propensity) == (key(first), 1.0)
         ((action, propensity),) = always(d, rng)
-        assert propensity == random_propensity(RULES, d, action)
+        able = RULES.workers_for(d, action["correction"], action["type"], action["links"]).sum()
+        assert propensity == pytest.approx(1 / float(able))
+        assert int(action["type"]) == int(first["type"])
 
 
 def watched(choosers: Choosers, seen: list[tuple[Obs, Action]]) -> Choosers:

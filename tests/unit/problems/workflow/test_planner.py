@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from etude.problems.workflow.artefact import load_planner
 from etude.problems.workflow.decisions import State, StepState
 from etude.problems.workflow.grammar import Status
 from etude.problems.workflow.metrics import score_plans
-from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.plan import Limits, Node, Plan
+from etude.problems.workflow.plan_verdict import is_same_plan
 from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.training_set import to_plan
 from tests.language import CAREFUL, CATALOGUE, WORDS, examples, trained_run
@@ -195,6 +197,51 @@ def test_to_explore_it_samples_and_says_how_probable_that_was(planner: Planner) 
     made = deciding(planner, explore=True)
     assert all(decision.propensity is not None and 0 < decision.propensity < 1 for decision in made.logged)
     assert made.policy == planner.version + SAMPLED
+
+
+def test_any_able_worker_is_tried_as_often_as_it_explores(planner: Planner) -> None:
+    """The network prefers the careful worker for translations."""
+    for explore in (0.5, 1.0):
+        decider, taken, said = planner.decider(explore=explore), Counter[int](), dict[int, float]()
+        for seed in range(200):
+            request = DecisionRequest(context="Please translate the letter, then mail it", seed=seed)
+            first = decider.decide(request).logged[0]
+            if first.action["task_type"] == 1:
+                taken[first.action["worker"]] += 1
+                said[first.action["worker"]] = first.propensity or 0.0
+        assert set(taken) == set(range(len(CATALOGUE.workers)))
+        rare = min(said.values()) / sum(said.values())
+        assert rare == pytest.approx(0.5 if explore == 1.0 else 0.27, abs=0.05)
+        assert min(taken.values()) / sum(taken.values()) == pytest.approx(rare, abs=0.12)
+
+
+def test_the_probability_of_a_structure_is_how_often_it_is_sampled(planner: Planner) -> None:
+    text = "Please fetch the letter, then translate it, then mail it"
+    decider, made = planner.decider(explore=0.1), list[Plan]()
+    for seed in range(400):
+        found = decider.decide(DecisionRequest(context=text, seed=seed)).action
+        nodes = tuple(Node(task_type=n["task_type"], dependencies=tuple(n["dependencies"])) for n in found)
+        made.append(Plan(instruction=text, nodes=nodes))
+    several = [made[0], *(next(p for p in made if not is_same_plan(p, made[0])) for _ in range(1))]
+    for plan, probability in zip(several, planner.structure_probabilities(several), strict=True):
+        share = sum(is_same_plan(plan, other) for other in made) / len(made)
+        assert share == pytest.approx(probability, abs=0.08)
+    unknown = Plan(instruction=text, nodes=(Node(task_type="another"),))
+    assert planner.structure_probabilities([unknown]) == [0.0]
+
+
+def test_a_planner_that_only_imitated_does_not_react_to_numbers_it_has_never_seen_change(planner: Planner) -> None:
+    assert not planner.policy.sees_live
+    decider = planner.decider()
+
+    def decided(latency_ms: float, success: float) -> Decision:
+        live = [[w.cost_usd(), latency_ms * (i + 1), success, True, None] for i, w in enumerate(CATALOGUE.workers)]
+        context = {"instruction": "Please translate the letter, then mail it", "live": live}
+        return decider.decide(DecisionRequest(context=context))
+
+    first = decided(10.0, 0.5)
+    for latency_ms, success in ((0.0, 0.99), (50_000.0, 0.01)):
+        assert decided(latency_ms, success).action == first.action
 
 
 def test_from_many_threads_it_decides_as_from_one(planner: Planner) -> None:
