@@ -11,8 +11,9 @@ import numpy as np
 from etude.orchestrator.record import Execution
 from etude.orchestrator.trajectories import to_trajectory
 from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.attempts import Attempt, read_attempts
 from etude.problems.workflow.examples import Example
-from etude.problems.workflow.worker_model import Attempt, WorkerModel, fit_workers, read_attempts
+from etude.problems.workflow.worker_model import WorkerModel, fit_workers
 
 
 def attempts_of(execution: Execution, catalogue: Catalogue) -> list[Attempt]:

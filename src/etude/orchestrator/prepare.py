@@ -24,9 +24,9 @@ from etude.orchestrator.log import CATALOGUE_FILE, Damaged, Line, log_catalogue,
 from etude.orchestrator.preferred_workers import PreferredWorkers, attempts_of
 from etude.orchestrator.record import LANGUAGE_MODEL, Execution, NodeRecord, PlannerOutputs
 from etude.problems.catalogue import Catalogue, read_catalogue
+from etude.problems.workflow.attempts import Attempt
 from etude.problems.workflow.examples import Example, Targets, to_record
 from etude.problems.workflow.plan import topological_order
-from etude.problems.workflow.worker_model import Attempt
 
 SHOWN = 3
 """Places reported for each reason."""

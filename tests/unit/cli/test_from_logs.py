@@ -321,7 +321,7 @@ def test_by_default_workers_are_learned_and_the_old_policy_stays_unless_the_new_
     assert (load_planner(Path("runs/careful")).workers is not None) == (result["kept"] == "new")
 
     shown = output(capsys, *command, "--keep", "always", "--out", "runs/all")
-    assert "success is self-declared" in shown or "success of the workflow" in shown
+    assert "success is self-declared" in shown or "by the verdicts on whole workflows" in shown
     assert "Verdict: " in shown
     learned, before = load_planner(Path("runs/all")), load_planner(first)
     assert learned.workers is not None

@@ -6,7 +6,7 @@ from etude.orchestrator.preferred_workers import PreferredWorkers
 from etude.problems.workflow.examples import Example, Targets
 from tests.unit.problems.workflow.test_worker_model import CATALOGUE, attempts
 
-BOTH = Targets(task_types=(0, 1), dependencies=((), (0,)), model_selections=(1, 0))  # sort by dear, count by cheap
+BOTH = Targets(task_types=(0, 1), dependencies=((), (0,)), model_selections=(1, 0))
 
 
 def test_a_cheaper_worker_that_does_as_well_and_one_that_does_better_take_over() -> None:

@@ -67,7 +67,9 @@ def prepare(
         print_json({"out": str(out), "experts_file": None if file is None else str(file), **_json(prepared)})
     mixed = f" and {len(prepared.experts):,} of the experts" if plans is not None else ""
     screen.print(f"{len(prepared.examples):,} examples{mixed} written to {escape(str(out))}", soft_wrap=True)
-    screen.print(f"next: etude train workflow --phase 1 --data {escape(str(out))} --out runs/p1", soft_wrap=True)
+    learn = f"etude train workflow --data {escape(str(out))}"
+    screen.print(f"next, judged against the planner that logged: {learn} --dataset D --checkpoint RUN", soft_wrap=True)
+    screen.print(f"or from nothing: {learn} --phase 1 --out runs/p1", soft_wrap=True)
 
 
 def _read_experts(

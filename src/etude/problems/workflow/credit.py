@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from etude.problems.workflow.worker_model import Attempt
+from etude.problems.workflow.attempts import Attempt
 
 Floats = NDArray[np.float64]
 PRIOR_STRENGTH = 2.0

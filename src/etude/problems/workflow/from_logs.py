@@ -22,6 +22,7 @@ from etude.learning.run import PolicyParts, Run
 from etude.problems.catalogue import read_catalogue
 from etude.problems.workflow import SPEC
 from etude.problems.workflow.artefact import load, planner_parts
+from etude.problems.workflow.attempts import read_attempts
 from etude.problems.workflow.decisions import PROBLEM, catalogue_id
 from etude.problems.workflow.encode import PolicyContext
 from etude.problems.workflow.grammar import Rules
@@ -31,7 +32,7 @@ from etude.problems.workflow.logged import read_logged
 from etude.problems.workflow.network import PlanPolicy
 from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.verdict import Choices, Verdict, judge
-from etude.problems.workflow.worker_model import is_verified, read_attempts
+from etude.problems.workflow.worker_model import is_verified
 
 KEPT = 8
 """Shards that stay in memory once they are read."""

@@ -78,7 +78,7 @@ class ImitationConfig:
     """Drafts followed at once when a plan is made."""
 
 
-PATIENT_STEPS = 200
+MAX_STALE_STEPS = 200
 """Gradient steps without a better score after which training ends: an epoch of few examples has few of them."""
 MAX_CALIBRATED = 1000
 """Maximum number of held-out examples that probabilities are calibrated on: a plan takes about 10 ms."""
@@ -289,7 +289,7 @@ class ImitationLearner:
         if self.net.reader is not None:
             return 4
         steps = len(self.training_set.drafts["length"]) / self.config.batch_size
-        return max(2, round(PATIENT_STEPS / steps))
+        return max(2, round(MAX_STALE_STEPS / steps))
 
     @property
     def _plateau_patience(self) -> int:

@@ -27,6 +27,7 @@ from etude.learning.run_folder import RunFolder, find_policy
 from etude.learning.settings import read_own
 from etude.problems.workflow import SPEC, data_files
 from etude.problems.workflow.artefact import load, make_reader, parts_of, planner_parts
+from etude.problems.workflow.attempts import VERIFIED
 from etude.problems.workflow.decisions import catalogue_id
 from etude.problems.workflow.imitation import ImitationLearner
 from etude.problems.workflow.learn_workers import WorkerLearner, read_keep
@@ -37,7 +38,6 @@ from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.settings import WorkflowSettings
 from etude.problems.workflow.showcase import write_before_and_after
 from etude.problems.workflow.training_set import MIN_EXAMPLES, merge_sets
-from etude.problems.workflow.worker_model import VERIFIED
 
 FOLDS = 5
 MANY = 2000
@@ -200,7 +200,8 @@ class PlanLearner(ImitationLearner):
     @property
     def keeps_plans(self) -> bool:
         """Whether the new plans become those of the run's policy."""
-        return self.workers.keep is Keep.ALWAYS or self.verdict.answer == "better"
+        trusted = not self.workers.fitted[1].doubt
+        return self.workers.keep is Keep.ALWAYS or (trusted and self.verdict.answer == "better")
 
     def policy(self) -> PolicyParts:
         if not self.is_judged:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from etude.contracts.errors import ConfigError
@@ -20,17 +21,12 @@ from etude.learning.run import About, Evaluated, PolicyParts, Run, Update
 from etude.learning.run_folder import RunFolder, find_policy
 from etude.problems.workflow import SPEC
 from etude.problems.workflow.artefact import load, parts_of
+from etude.problems.workflow.attempts import Attempt, read_attempts
+from etude.problems.workflow.contradictions import describe_contradictions
 from etude.problems.workflow.planner import Planner
 from etude.problems.workflow.settings import WorkflowSettings
 from etude.problems.workflow.verdict import Verdict, cross_fit, judge
-from etude.problems.workflow.worker_model import (
-    Attempt,
-    WorkerModel,
-    WorkerModelConfig,
-    fit_workers,
-    judged_by_whole,
-    read_attempts,
-)
+from etude.problems.workflow.worker_model import WorkerModel, WorkerModelConfig, fit_workers, judged_by_whole
 
 SELF_DECLARED = (
     "Most workflows have no verdict on the whole: success is self-declared, so the subtasks of plans stay as they are. "
@@ -107,11 +103,15 @@ class WorkerLearner(OneFit):
             splits = [split for split in ("train", "validation") if self.dataset.splits.get(split)]
             examples = (e for split in splits for part in self.dataset.examples(split) for e in part)
             catalogue = self.planner.catalogue
-            attempts = list(read_attempts(example.trajectory for example in examples))
+            trajectories = [example.trajectory for example in examples]
+            attempts = list(read_attempts(trajectories))
             model = fit_workers(attempts, catalogue, config=self.config, seed=self.seed)
             known = [a for a in attempts if a.task_type in model.task_types and a.worker in model.workers]
             old = own_workers(self.planner, known)
-            self._fitted = model, judge(known, cross_fit(known, catalogue, old, model, self.seed)), known
+            verdict = judge(known, cross_fit(known, catalogue, old, model, self.seed))
+            if doubt := describe_contradictions(trajectories):
+                verdict = replace(verdict, answer="not distinguishable", doubt=doubt)
+            self._fitted = model, verdict, known
         return self._fitted
 
     def evaluate(self, *, force: bool = False) -> Evaluated | None:

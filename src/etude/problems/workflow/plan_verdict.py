@@ -27,7 +27,7 @@ MIN_DIFFERENT = 10
 """Successful workflows with the plan of just one of the planners, below which nothing is claimed."""
 MAX_WEIGHT = 20.0
 MAX_ORDERS = 24
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 Answer = Literal["better", "not distinguishable", "worse"]
 
 
@@ -121,8 +121,8 @@ def describe_changes(before: Sequence[Plan], after: Sequence[Plan]) -> list[str]
     found = [f"  {len(changed):,} of {len(pairs):,} plans changed"]
     for kind, counts in kinds.items():
         if counts:
-            most = ", ".join(f"{name} ({count:,})" for name, count in counts.most_common(MOST_SHOWN))
-            more = f" and {len(counts) - MOST_SHOWN} more" if len(counts) > MOST_SHOWN else ""
+            most = ", ".join(f"{name} ({count:,})" for name, count in counts.most_common(MAX_SHOWN))
+            more = f" and {len(counts) - MAX_SHOWN} more" if len(counts) > MAX_SHOWN else ""
             found.append(f"  subtasks {kind}: {most}{more}")
     return found
 

@@ -18,7 +18,8 @@ import numpy as np
 from etude.evidence.intervals import Estimate
 from etude.evidence.ope import dr
 from etude.problems.catalogue import Catalogue
-from etude.problems.workflow.worker_model import Attempt, WorkerModel, credits, fit_workers, judged_by_whole
+from etude.problems.workflow.attempts import Attempt
+from etude.problems.workflow.worker_model import WorkerModel, credits, fit_workers, judged_by_whole
 
 FOLDS = 5
 MAX_THIN = 0.1
@@ -50,10 +51,11 @@ class Verdict:
     changed: float  # share of subtasks that get another worker
     changes: Mapping[str, int]  # `task type: old → new`, by the number of subtasks
     by_whole: bool
+    doubt: str = ""  # why nothing is claimed, where the log cannot be trusted
 
     def to_json(self) -> dict[str, Any]:
         numbers = {name: getattr(self, name).to_json() for name in ("utility", "success", "cost_usd")}
-        kept = ("answer", "old_cost_usd", "changed", "changes", "by_whole")
+        kept = ("answer", "old_cost_usd", "changed", "changes", "by_whole", *(["doubt"] if self.doubt else []))
         return {name: getattr(self, name) for name in kept} | numbers
 
     def rows(self) -> list[tuple[str, float, float, float]]:
@@ -65,13 +67,15 @@ class Verdict:
         if not self.changed:
             return ["Verdict: not distinguishable. No subtask gets another worker than before."]
         success, cost = self.success, self.cost_usd
-        what = "success of the workflow" if self.by_whole else "success of the subtask, self-declared for the workflow"
+        by = "by the verdicts on whole workflows" if self.by_whole else "self-declared for the workflow"
+        what = f"success of the subtask, {by},"
         share = f" ({cost.mean / self.old_cost_usd:+.0%})" if self.old_cost_usd > 0 else ""
         found = [
             f"Verdict: {self.answer}, on requests that were held out. {self.changed:.0%} of the subtasks get another "
             f"worker: {what} {100 * success.mean:+.1f} points [{100 * success.low:+.1f}, {100 * success.high:+.1f}], "
             f"cost per subtask {cost.mean:+.2g} USD [{cost.low:+.2g}, {cost.high:+.2g}]{share}."
         ]
+        found += [self.doubt] if self.doubt else []
         found += [f"  {change}, {count:,} subtasks" for change, count in Counter(self.changes).most_common(5)]
         return found
 

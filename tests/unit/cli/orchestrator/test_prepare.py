@@ -40,7 +40,9 @@ def test_logs_become_a_training_file(tmp_path: Path) -> None:
     assert failed == ["not", "successful", "1", f"{logs}/executions.jsonl:4"]
     assert lines[-2:] == [
         "3 examples written to training_data.json",
-        "next: etude train workflow --phase 1 --data training_data.json --out runs/p1",
+        "next, judged against the planner that logged: etude train workflow --data training_data.json --dataset D "
+        "--checkpoint RUN",
+        "or from nothing: etude train workflow --data training_data.json --phase 1 --out runs/p1",
     ]
     catalogue = read_catalogue(Path("catalogue.json"))
     assert len(read_examples(Path("training_data.json"), catalogue, max_nodes=2)) == 3

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from etude.problems.workflow.attempts import Attempt
 from etude.problems.workflow.credit import assign_credit
-from etude.problems.workflow.worker_model import Attempt
 
 WRONG = {("extract", "cheap"): 0.7, ("sum", "cheap"): 0.0, ("extract", "dear"): 0.0, ("sum", "dear"): 0.05}
 """How often each worker is silently wrong."""

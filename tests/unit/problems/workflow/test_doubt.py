@@ -17,11 +17,12 @@ import torch
 from etude.contracts.decision import DecisionRequest
 from etude.learning.run_folder import find_policy
 from etude.problems.workflow.artefact import load_planner, read_calibration
+from etude.problems.workflow.attempts import Attempt
 from etude.problems.workflow.decode import Candidate, empty_drafts, take
 from etude.problems.workflow.doubt import UNCALIBRATED, Beam, Calibration, Proposal, fit_calibration, propose, search
 from etude.problems.workflow.plan import Limits, Node, Plan
 from etude.problems.workflow.planner import Planner
-from etude.problems.workflow.worker_model import Attempt, fit_workers
+from etude.problems.workflow.worker_model import fit_workers
 from tests.language import examples, trained_run
 from tests.unit.problems.workflow.test_decode import CATALOGUE, HOSTILE, SMALL, TEXTS, everything, make_policy
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from etude.problems.workflow.attempts import Attempt
 from etude.problems.workflow.verdict import Choices, Verdict, cross_fit, judge
-from etude.problems.workflow.worker_model import Attempt, fit_workers
+from etude.problems.workflow.worker_model import fit_workers
 from tests.unit.problems.workflow.test_worker_model import CATALOGUE, attempts
 
 

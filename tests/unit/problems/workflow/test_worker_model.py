@@ -12,14 +12,13 @@ import pytest
 from etude.contracts.errors import DatasetError
 from etude.contracts.trajectory import Outcome, Trajectory, Turn
 from etude.problems.catalogue import Catalogue, TaskType, Worker
+from etude.problems.workflow.attempts import Attempt, read_attempts
 from etude.problems.workflow.worker_model import (
-    Attempt,
     WorkerModel,
     WorkerModelConfig,
     fit_workers,
     is_verified,
     judged_by_whole,
-    read_attempts,
 )
 
 TYPES, WORKERS = ("sort", "count"), ("cheap", "dear")
