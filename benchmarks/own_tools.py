@@ -1,6 +1,6 @@
 """Learning on tools: phase 1 from 30 experts, executions on 38 real tools, every way to learn from them, measured.
 
-    python benchmarks/own_tools.py --out DIR                  # five seeds, about 25 minutes each on one core
+    python benchmarks/own_tools.py --out DIR                  # five seeds, about 8 minutes each on one core
     python benchmarks/own_tools.py --out DIR --seeds 3        # one seed; gathers what DIR holds
     python benchmarks/own_tools.py --out DIR --gather         # the results file alone
 

@@ -23,7 +23,8 @@ SCRIPTS = (
 )
 """Run by hand: `plans.py`, `calibration.py`, `new_tools.py`, `choices.py`, `choice_explain.py` and `redaction.py` need
 public data, `from_logs.py`, `office_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour,
-and so does `chaos.py`, which needs a policy."""
+and so does `chaos.py`, which needs a policy; `own_tools.py` and `verdicts.py` take an hour each and need a small
+language model."""
 
 
 def main() -> None:

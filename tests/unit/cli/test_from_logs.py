@@ -38,7 +38,7 @@ def logs(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logs")
     (folder / "asked.txt").write_text("\n".join(generate(0, 100).instructions[:15]) + "\n")
     asked = ("--num-executions", "60", "--instructions", folder / "asked.txt")
-    assert etude("collect", "--policy", first, "--explore", "1", *asked, "--out", folder / "log", "--json") == 0
+    assert etude("collect", "--policy", first, "--explore", "0.1", *asked, "--out", folder / "log", "--json") == 0
     return folder / "log"
 
 
@@ -94,7 +94,7 @@ def test_each_algorithm_makes_another_planner(algorithm: str, dataset: Path, fir
     assert Path("runs/a/start/manifest.json").read_bytes() == (find_policy(first).path / "manifest.json").read_bytes()
     rows = RunFolder(Path("runs/a")).read_metrics()
     assert [row["step"] for row in rows] == [0, 1, 2]
-    assert rows[0]["overlap_ess"] > 0.9  # the behaviour policy is the one that learns
+    assert rows[0]["overlap_ess"] > 0.8  # the behaviour policy is the one that learns, but corrected by fault
     assert all(0 < row["ess"] <= 1.001 for row in rows[1:])
     for command in (("runs", "show", "runs/a"), ("runs", "list", "runs")):
         assert etude(*command) == 0
@@ -128,7 +128,7 @@ def test_a_policy_is_judged_on_the_test_split(dataset: Path, first: Path, logs: 
     assert result["dataset"]["reward"] == "2"
     assert {"behaviour", "estimates", "difference", "overlap"} <= result.keys()
     assert result["answer"] in ("not distinguishable", "cannot tell")  # it is the behaviour policy itself
-    assert result["difference"]["mean"] == pytest.approx(0, abs=0.5)
+    assert result["difference"]["mean"] == pytest.approx(0, abs=1.0)
     shown = output(capsys, "evaluate", first, "--dataset", dataset)
     count = json_output(capsys, "dataset", "show", dataset)["counts"]["splits"]["test"]
     assert f"{first}: judged on {count} logged trajectories that no policy learned from" in shown
@@ -321,7 +321,7 @@ def test_by_default_workers_are_learned_and_the_old_policy_stays_unless_the_new_
     assert (load_planner(Path("runs/careful")).workers is not None) == (result["kept"] == "new")
 
     shown = output(capsys, *command, "--keep", "always", "--out", "runs/all")
-    assert "success is self-declared" in shown or "by the verdicts on whole workflows" in shown
+    assert any(said in shown for said in ("by the verdicts on whole workflows", "No subtask gets another worker"))
     assert "Verdict: " in shown
     learned, before = load_planner(Path("runs/all")), load_planner(first)
     assert learned.workers is not None

@@ -277,7 +277,7 @@ def test_outcomes_are_learned_from_by_choices(run: Path, tmp_path: Path, capsys:
 def test_flags_of_the_other_phase_are_refused(run: Path, tmp_path: Path, capsys: Captured) -> None:
     data, _ = write_data(tmp_path / "data")
     out = tmp_path / "run"
-    assert "checkpoint is for phase 2" in refused(capsys, *command(data, out, "--checkpoint", run))
+    assert "leave the checkpoint out" in refused(capsys, *command(data, out, "--checkpoint", run))
     assert "phase is 3: expected 1, learning from experts, or 2" in refused(capsys, "train", "workflow", "--phase", "3")
     assert not out.exists()
 

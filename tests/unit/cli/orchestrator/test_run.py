@@ -354,7 +354,7 @@ def test_exploring_leaves_decisions_to_chance_with_their_propensity(tmp_path: Pa
     chances = [d.propensity for e in executions(out) for d in e.decisions]
     assert {e.policy for e in executions(out)} == {"rules+0.5"}
     assert all(chance is not None and 0 < chance <= 1 for chance in chances)
-    assert len({chance for chance in chances if chance != 1.0}) > 10
+    assert len({chance for chance in chances if chance != 1.0}) > 5
 
 
 def test_real_workers_collect_what_a_file_asks(workers: Path, tmp_path: Path, capsys: Captured) -> None:
