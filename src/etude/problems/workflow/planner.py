@@ -225,8 +225,9 @@ class _PlannerChooser:
             if corrected is not None:
                 return [corrected]
             if usual is not None:
-                explored = sampling and explore_correction(self.policy.rules, draft, usual, self.explore, sampling)
-                return [explored or (usual, 1.0)]
+                if sampling is None:
+                    return [(usual, 1.0)]
+                return [explore_correction(self.policy.rules, draft, usual, self.explore, sampling)]
         if (proposal := self.propose(draft)) is not None:
             return [(action, 1.0) for action in self.policy.rules.actions(proposal.plan)]
         with one_thread(only=True):
