@@ -311,7 +311,7 @@ def test_a_lock_held_by_another_process_is_reported(
 
 
 def test_an_interrupted_ingest_is_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(*(line(f"t-{i}", metadata={"text": "words " * 200}) for i in range(3000)))
+    file = write(*(line(f"t-{i}", metadata={"text": "words " * 200}) for i in range(8000)))
     process = subprocess.Popen([*COMMAND, "ingest", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and taken() < 200:
         time.sleep(0.02)
@@ -320,11 +320,11 @@ def test_an_interrupted_ingest_is_taken_up_again(capsys: pytest.CaptureFixture[s
     assert process.returncode == 130
     assert b"Traceback" not in errors
     before = taken()
-    assert 0 < before < 3000
+    assert 0 < before < 8000
     result = json_output(capsys, "ingest", file)
-    assert (result["new"], result["duplicate"]) == (3000 - before, before)
+    assert (result["new"], result["duplicate"]) == (8000 - before, before)
     stats = json_output(capsys, "experience", "stats")
-    assert (stats["trajectories"], stats["rewards"]) == (3000, 3000)
+    assert (stats["trajectories"], stats["rewards"]) == (8000, 8000)
 
 
 def taken() -> int:
@@ -365,7 +365,7 @@ def test_a_broker_that_comes_back_has_lost_nothing(tmp_path: Path, capsys: pytes
 
 
 def until(count: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60  # what a broker had delivered when it was killed is delivered again after its time
     while taken() < count:
         assert time.monotonic() < deadline, f"{taken()} of {count} came"
         time.sleep(0.05)

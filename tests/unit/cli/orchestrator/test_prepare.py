@@ -38,7 +38,7 @@ def test_logs_become_a_training_file(tmp_path: Path) -> None:
     assert damaged[:3] == ["damaged", "line", "1"]
     assert damaged[3].startswith(f"{logs}/executions.jsonl:5 (JSON is malformed")
     assert failed == ["not", "successful", "1", f"{logs}/executions.jsonl:4"]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "3 examples written to training_data.json",
         "next, judged against the planner that logged: etude train workflow --data training_data.json --dataset D "
         "--checkpoint RUN",
@@ -50,7 +50,7 @@ def test_logs_become_a_training_file(tmp_path: Path) -> None:
 
 def test_nothing_dropped_is_not_made_a_table(tmp_path: Path) -> None:
     reported = run("--logs", write_log(tmp_path / "logs", *numbered(2)), "--out", "here/train.json")
-    assert len(reported.stdout.splitlines()) == 4
+    assert len(reported.stdout.splitlines()) == 5
     assert "--data here/train.json" in reported.stdout
     assert Path("here/catalogue.json").exists()
 
