@@ -13,13 +13,12 @@ from etude.contracts.errors import ConfigError, UnsureError
 from etude.contracts.ports import Decider
 from etude.orchestrator.config import WhenUnsure
 from etude.orchestrator.record import Execution
+from etude.problems.workflow.attempts import VERIFIED
 from etude.problems.workflow.doubt import Proposal
 from etude.problems.workflow.plan import Plan
 
 AskPlan = Callable[[Proposal], Awaitable[Plan | None]]
 """Asks a person for one of the proposed plans; None if none of them is right."""
-VERDICTS = ("verifier", "judge", "person")
-"""Who can say whether a whole workflow was right."""
 
 
 @dataclass(kw_only=True)
@@ -89,7 +88,7 @@ def verdict(execution: Execution, planner: str, *, judged: bool) -> bool | None:
     """
     if planner != (execution.fallback or execution.policy):
         return None
-    if execution.success_by in VERDICTS:
+    if execution.success_by in VERIFIED:
         return execution.success
     return False if judged and execution.planner_outputs is None and execution.ended != "cancelled" else None
 

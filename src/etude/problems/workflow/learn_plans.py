@@ -20,7 +20,7 @@ from etude.contracts.errors import ConfigError
 from etude.contracts.policy import SAMPLED
 from etude.contracts.ports import LoggedDataset
 from etude.contracts.trajectory import Trajectory
-from etude.learning.from_logs import KEPT_OLD, Keep, check_dataset
+from etude.learning.from_logs import Keep, check_dataset
 from etude.learning.requests import LearnRequest
 from etude.learning.run import About, Evaluated, PolicyParts, Run, StopReason, Update
 from etude.learning.run_folder import RunFolder, find_policy
@@ -42,6 +42,7 @@ from etude.problems.workflow.training_set import MIN_EXAMPLES, merge_sets
 FOLDS = 5
 MANY = 2000
 """Workflows of a part that suffice for a verdict by themselves."""
+KEPT_PART = "The old {} stay; `--keep always` takes the new ones all the same."
 LEARNED_FROM = ("train", "validation")
 """Splits of a dataset; the test split stays for `etude evaluate`."""
 
@@ -232,8 +233,8 @@ class PlanLearner(ImitationLearner):
         if not self.is_judged:
             return f"plans for held-out requests: part {self.judged} of {len(self.folds)}"
         lines = ["judged by the logged outcomes", *self.verdict.sentences()]
-        lines += [] if self.keeps_plans else [f"  {KEPT_OLD}"]
-        return "\n".join([*lines, *self.workers.verdict_lines()])
+        lines += [] if self.keeps_plans else [KEPT_PART.format("plans")]
+        return "\n".join([*lines, *self.workers.verdict_lines(KEPT_PART.format("workers"))])
 
 
 def _trained(learner: ImitationLearner, report: Callable[[float], None]) -> ImitationLearner:

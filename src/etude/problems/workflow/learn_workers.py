@@ -139,11 +139,11 @@ class WorkerLearner(OneFit):
         counts = f"{len(attempts):,} attempts in {len({a.trajectory for a in attempts}):,} workflows"
         return "\n".join([counts, *self.verdict_lines()])
 
-    def verdict_lines(self) -> list[str]:
-        """The verdict in sentences, and which policy is kept."""
+    def verdict_lines(self, kept_old: str = KEPT_OLD) -> list[str]:
+        """The verdict in sentences; `kept_old` follows where the new workers are not kept."""
         _, verdict, attempts = self.fitted
         declared = [] if judged_by_whole(attempts) or self.about.remarks else [SELF_DECLARED]
-        return [*declared, *verdict.sentences(), *([] if self.is_kept else [KEPT_OLD])]
+        return [*declared, *verdict.sentences(), *([] if self.is_kept else [kept_old])]
 
 
 def own_workers(planner: Planner, attempts: Sequence[Attempt]) -> list[str]:
