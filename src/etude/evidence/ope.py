@@ -117,6 +117,50 @@ def sequential_dr_samples(
     return value
 
 
+def fqe(
+    features: ArrayLike,
+    policy_features: ArrayLike,
+    reward: ArrayLike,
+    *,
+    fold: ArrayLike | None = None,
+    ridge: float = 1e-3,
+    groups: ArrayLike | None = None,
+) -> Estimate:
+    """Fitted Q evaluation (Le et al., 2019): the mean value of first states. Its interval leaves out model errors."""
+    return dm(fitted_q(features, policy_features, reward, fold=fold, ridge=ridge)[1][:, 0], groups)
+
+
+def fitted_q(
+    features: ArrayLike,
+    policy_features: ArrayLike,
+    reward: ArrayLike,
+    *,
+    fold: ArrayLike | None = None,
+    ridge: float = 1e-3,
+) -> tuple[Array, Array]:
+    """(trajectories, steps) q(s, a) of logged actions and E_π[q(s, a)], linear in features, as `sequential_dr` takes.
+
+    `features` are φ(s, a), `policy_features` E_π[φ(s, a)], both (trajectories, steps, features) and 0 in padding;
+    one-hot features make it tabular. One ridge regression per step, from the last to the first, because the same state
+    is worth less near the end. With folds, a trajectory is predicted by a model that did not see its fold.
+    """
+    phi, policy_phi, r = _arrays(features, policy_features, reward)
+    fold = np.zeros(len(r), int) if fold is None else np.asarray(fold)
+    several = len(np.unique(fold)) > 1
+    q, v = np.zeros_like(r), np.zeros_like(r)
+    penalty = ridge * np.eye(phi.shape[2])
+    for number in np.unique(fold):
+        out = fold == number
+        x, target = (phi[~out], r[~out]) if several else (phi, r)
+        policy_x = policy_phi[~out] if several else policy_phi
+        value = np.zeros(len(x))  # of the next state
+        for t in range(r.shape[1] - 1, -1, -1):
+            weights = np.linalg.solve(x[:, t].T @ x[:, t] + penalty, x[:, t].T @ (target[:, t] + value))
+            value = policy_x[:, t] @ weights
+            q[out, t], v[out, t] = phi[out, t] @ weights, policy_phi[out, t] @ weights
+    return q, v
+
+
 # Bounds by betting: valid for any number of samples and any weights, without a normal approximation.
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -55,6 +55,8 @@ class OffPolicyEvaluation:
     difference: Estimate  # doubly robust value less the behaviour policy's, paired by trajectory
     overlap: Overlap
     answer: Answer
+    weight: Array = field(repr=False, compare=False)  # (trajectories,) importance weights, in the order of the logs
+    reward: Array = field(repr=False, compare=False)  # (trajectories,)
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """Name, value and 95 % interval, for a table."""
@@ -130,6 +132,8 @@ def evaluate_off_policy(policy: Policy, shards: Shards, thresholds: Thresholds |
         difference=difference,
         overlap=overlap,
         answer=answer if overlap.verdict is Verdict.PASS else Answer.CANNOT_TELL,
+        weight=ratio.prod(1),
+        reward=d.reward,
     )
 
 

@@ -194,6 +194,39 @@ def test_sequential_doubly_robust_of_one_decision_is_doubly_robust() -> None:
     assert ope.sequential_dr(*columns) == ope.dr(b.weight, b.reward, b.model_value, b.policy_value)
 
 
+def one_hot(states: Array, chance_of_moving: Array) -> Array:
+    """(n, steps, 4) features of state and action, the action with its probability."""
+    stay_or_move = np.stack([1 - chance_of_moving, chance_of_moving], -1)  # (n, steps, 2)
+    found: Array = (np.eye(2)[states.astype(int)][..., None] * stay_or_move[..., None, :]).reshape(*states.shape, 4)
+    return found
+
+
+def test_fitted_q_evaluation_finds_the_value_and_the_model_of_sequential_doubly_robust() -> None:
+    value, truth = true_values(), float(true_values()[0, 0])
+    errors: dict[str, list[float]] = {"fqe": [], "dr": [], "is": []}
+    for seed in range(30):
+        ratio, reward, states = walk(seed)
+        moved = (ratio == MOVE / STAY).astype(float)
+        features, policy_features = one_hot(states, moved), one_hot(states, np.full(states.shape, MOVE))
+        fold = ope.folds(np.arange(len(ratio)), 3, np.random.default_rng(seed))
+        q, v = ope.fitted_q(features, policy_features, reward, fold=fold)
+        errors["fqe"].append(ope.fqe(features, policy_features, reward).mean - truth)
+        errors["dr"].append(ope.sequential_dr(ratio, reward, q, v).mean - truth)
+        errors["is"].append(ope.per_decision_is(ratio, reward).mean - truth)
+        assert v == pytest.approx(value[np.arange(STEPS), states.astype(int)], abs=0.2)
+    assert abs(np.mean(errors["fqe"])) < 0.01
+    assert abs(np.mean(errors["dr"])) < 0.01
+    assert np.std(errors["fqe"]) < np.std(errors["is"])
+    assert np.std(errors["dr"]) < np.std(errors["is"])
+
+
+def test_a_trajectory_is_not_predicted_by_a_model_that_saw_its_fold() -> None:
+    features = np.ones((4, 1, 1))
+    q, v = ope.fitted_q(features, features, [[1.0], [1.0], [0.0], [0.0]], fold=[0, 0, 1, 1], ridge=1e-12)
+    assert q[:, 0] == pytest.approx([0, 0, 1, 1])
+    assert v == pytest.approx(q)
+
+
 def test_the_lower_bound_is_above_the_truth_in_at_most_5_of_100_cases() -> None:
     """Skewed weights, where Student's lower end fails more often than it says."""
     rng = np.random.default_rng(0)
