@@ -45,6 +45,11 @@ class DecisionRequest(Struct, frozen=True, kw_only=True):
     """Milliseconds since the task began."""
     seed: int = 0
     """Seed of the random numbers, where the policy samples."""
+    trajectory: str | None = None
+    """Id of the trajectory that the decision belongs to: during a release, one policy makes all its decisions. Without
+    it, the incumbent decides."""
+    conversation: str | None = None
+    """Id of the conversation that the trajectory belongs to, where all of it has to be on one policy."""
 
 
 class LoggedDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,6 +18,10 @@ EtudeError
 │   └── RefusedError   a message that this bus will never accept, however often it is sent
 ├── StoreError         the experience store cannot be read or written
 ├── DatasetError       a dataset cannot be made, read, or learned from
+├── ReleaseError       a policy cannot be registered, exposed, promoted or rolled back as asked
+│   ├── TamperedError  a registered file or an entry of a ledger is not what was signed
+│   └── ConflictError  another process changed the slot first: read it again
+├── JobError           a job cannot be queued, run or changed as asked
 ├── WorkerError        an attempt at a subtask failed (in `work.py`, with its Fault)
 └── MissingExtraError  an optional dependency is not installed
     └── MissingPackageError  a package that comes without its own dependencies is not installed
@@ -94,6 +98,22 @@ class StoreError(EtudeError):
 
 class DatasetError(EtudeError):
     """A dataset cannot be made, read, or learned from."""
+
+
+class ReleaseError(EtudeError):
+    """A policy cannot be registered, exposed, promoted or rolled back as asked."""
+
+
+class TamperedError(ReleaseError):
+    """A registered file or an entry of a ledger is not what was signed."""
+
+
+class ConflictError(ReleaseError):
+    """Another process changed the slot first: read it again."""
+
+
+class JobError(EtudeError):
+    """A job cannot be queued, run or changed as asked."""
 
 
 class MissingExtraError(EtudeError):

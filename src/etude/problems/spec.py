@@ -78,6 +78,12 @@ class ProblemSpec:
     unless a checkpoint is given."""
     evaluations: Mapping[str, Reference] = field(default_factory=dict)
     """Input, such as `data` or `replay` → function from an EvaluateRequest to a Measurement."""
+    requests: Reference | None = None
+    """Function from (Artefact, trajectories, number, seed) to the DecisionRequests that gates ask a policy: those of
+    the trajectories, or typical ones where there are none; None: it answers no requests."""
+    gates: Mapping[str, Reference] = field(default_factory=dict)
+    """Name → function from a `learning.gate.GateContext` to a GateResult: gates of its own, besides the general ones
+    of `release/gates/`."""
     report: Reference | None = None
     """Function from a `reports.run.RunContext` to a `Contribution`: the problem's own part of a run's page."""
     flags: tuple[Flag, ...] = ()

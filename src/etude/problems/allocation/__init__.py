@@ -22,6 +22,7 @@ SPEC = ProblemSpec(
     problem="etude.problems.allocation.problem:make_problem",
     metrics=METRICS,
     record="etude.problems.allocation.behaviour:RecordingActor",
+    requests="etude.problems.allocation.gates:gate_requests",
     report="etude.problems.allocation.report:report",
     environments="etude.problems.allocation.registration:register",
     flags=(

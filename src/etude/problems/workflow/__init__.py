@@ -85,6 +85,8 @@ SPEC = ProblemSpec(
         "corrections": Metric("corrections", "corrections per workflow", "number"),
     },
     compare="etude.problems.workflow.evaluate:compare_in_office",
+    requests="etude.problems.workflow.gates:gate_requests",
+    gates={"plan_limits": "etude.problems.workflow.gates:plans_hold"},
     report="etude.problems.workflow.report:report",
     finish="etude.problems.workflow.evaluate:keep_plans",
     method="etude.problems.workflow:choose_method",

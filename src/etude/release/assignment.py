@@ -1,0 +1,136 @@
+"""Which arm a unit belongs to: an exposure and a unit's id in, the assignment with its probability out.
+
+The arm is a keyed hash of the unit, with the release's id as the key: independent of all earlier units and of other
+releases, and the same in every process. A unit keeps the arm and the probability of its first assignment. A journal of
+one file per process records it before the policy decides, so that a unit whose process dies still counts.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from etude.contracts.release import Exposure
+from etude.files.durable import PRIVATE, make_folder
+
+REMEMBERED = 100_000
+"""Units whose assignment a process remembers."""
+KEY_BYTES = 64
+
+
+class Assigned(Struct, frozen=True, array_like=True, gc=False):
+    """A line of the journal."""
+
+    unit: str
+    at_ns: int
+    """Time of the assignment, in nanoseconds since 1970."""
+    candidate: bool
+    share: float
+    """Probability of the candidate."""
+    trajectory: str
+    """The unit, or a trajectory of the conversation that is the unit."""
+    failed: bool = False
+    """Whether the candidate's policy raised an error, so that the incumbent decided."""
+
+
+def in_candidate_arm(release: str, unit: str, share: float) -> bool:
+    """True with probability `share`, over units."""
+    key = release.encode()[:KEY_BYTES]
+    digest = blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
+    return int.from_bytes(digest) < share * 2.0**64
+
+
+class Assignments:
+    """The assignments of one slot in this process, journalled for the controller."""
+
+    def __init__(self, folder: Path, *, clock_ns: Callable[[], int]) -> None:
+        self._folder, self._clock_ns = folder, clock_ns
+        self._release = ""  # the one that the rest is about
+        self._known: dict[str, Assigned] = {}
+        self._file: int | None = None
+        self._seen: dict[str, int] = {}  # bytes read of each journal
+        self._turn, self._pid = Lock(), os.getpid()
+
+    def assign(self, exposure: Exposure, unit: str, trajectory: str | None = None) -> Assigned:
+        """The arm of a unit. A new unit is in the journal when this returns, and each further trajectory of it."""
+        with self._turn:
+            if exposure.release != self._release or os.getpid() != self._pid:
+                self._begin(exposure.release)
+            found = self._known.get(unit)
+            if found is None and exposure.unit == "conversation":
+                self._read()  # another process may have assigned it
+                found = self._known.get(unit)
+            if found is None:
+                arm = in_candidate_arm(exposure.release, unit, exposure.share)
+                return self._add(Assigned(unit, self._clock_ns(), arm, exposure.share, trajectory or unit))
+            if trajectory is not None and found.trajectory != trajectory:
+                return self._add(Assigned(unit, self._clock_ns(), found.candidate, found.share, trajectory))
+            return found
+
+    def failed(self, exposure: Exposure, assigned: Assigned) -> None:
+        """Journal that the candidate could not decide for a unit of its arm."""
+        with self._turn:
+            if exposure.release == self._release:
+                self._write(msgspec.structs.replace(assigned, failed=True))
+
+    def _begin(self, release: str) -> None:
+        """Another release, or after a fork a process that needs a journal of its own."""
+        if self._file is not None and os.getpid() == self._pid:
+            os.close(self._file)
+        if release != self._release:
+            self._known, self._seen = {}, {}
+        self._release, self._file, self._pid = release, None, os.getpid()
+
+    def _add(self, assigned: Assigned) -> Assigned:
+        self._write(assigned)
+        self._remember(assigned)
+        return assigned
+
+    def _remember(self, assigned: Assigned) -> None:
+        self._known[assigned.unit] = assigned
+        if len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]  # the oldest
+
+    def _write(self, line: Assigned) -> None:
+        if self._file is None:
+            folder = self._folder / quote(self._release, safe="")
+            make_folder(folder)
+            name = folder / f"{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+            self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+        os.write(self._file, _encoder.encode(line) + b"\n")  # one write: lines never mix
+
+    def _read(self) -> None:
+        """What other processes assigned since the last time."""
+        for line in new_lines(self._folder / quote(self._release, safe=""), self._seen):
+            if line.unit not in self._known:
+                self._remember(line)
+
+
+def new_lines(folder: Path, seen: dict[str, int]) -> Iterator[Assigned]:
+    """Lines that were added to the journals of a release since `seen`, the bytes read of each file, which is updated.
+
+    A line that a dying process left unfinished, or that is no assignment, is skipped.
+    """
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open("rb") as file:
+            file.seek(seen.get(path.name, 0))
+            data = file.read()
+        whole = data.rpartition(b"\n")[0]
+        for line in whole.splitlines():
+            try:
+                yield _decoder.decode(line)
+            except msgspec.DecodeError:
+                continue
+        if whole:
+            seen[path.name] = seen.get(path.name, 0) + len(whole) + 1
+
+
+_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Assigned)

@@ -1,0 +1,121 @@
+"""Inference latency and memory: requests in, percentiles of decision times and the growth of memory out."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import tracemalloc
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from etude.contracts.decision import DecisionRequest
+from etude.contracts.ports import Decider
+from etude.evidence.overlap import Verdict
+from etude.release.gates.asking import ask
+from etude.release.gates.gate import GateContext, GateResult, PolicyFailedError, UndecidedError, load, requests_of
+
+WARM = 0.1
+"""Share of the calls that come first and are not counted: they load what the others find loaded."""
+WINDOWS = 3
+"""Times that growth is measured; the least counts, because a leak is in all of them and a cache fills once."""
+MB = 1_000_000
+STATM = Path("/proc/self/statm")
+
+
+def latency(context: GateContext) -> GateResult:
+    """The 99th percentile of the time of a decision, one after the other on this machine."""
+    config, decider = context.config, load(context.candidate)
+    requests = requests_of(context)
+    limit = min(config.latency_p99_ms, config.latency_p99_ms_by_problem.get(context.spec.name, config.latency_p99_ms))
+    times = _times(decider, requests, config.latency_calls)
+    p50, p99 = float(np.percentile(times, 50)), float(np.percentile(times, 99))
+    evidence = {"calls": len(times), "p50_ms": p50, "p99_ms": p99, "max_ms": float(times.max()), "limit_ms": limit}
+    if context.incumbent is not None:
+        before = _times(load(context.incumbent), requests, config.latency_calls)
+        evidence["incumbent_p99_ms"] = float(np.percentile(before, 99))
+    found = f"99 % of {len(times)} decisions took at most {p99:.3g} ms, half of them {p50:.3g} ms"
+    if p99 <= limit:
+        verdict, reason = Verdict.PASS, f"{found}; the limit is {limit:g} ms."
+    else:
+        verdict = Verdict.FAIL
+        reason = f"{found}; the limit is {limit:g} ms: use a smaller network or encoder, or a faster machine."
+    return GateResult(name="latency", verdict=verdict, value=p99, bound=limit, reason=reason, evidence=evidence)
+
+
+def _times(decider: Decider, requests: Sequence[DecisionRequest], calls: int) -> np.ndarray:
+    """(calls,) milliseconds, without the first ones."""
+    found = []
+    for request in islice(cycle(requests), calls + int(WARM * calls)):
+        began = time.perf_counter()
+        answer = ask(decider, request)
+        found.append(1000 * (time.perf_counter() - began))
+        if answer.error:
+            raise PolicyFailedError(f"The policy raised {answer.error}.")
+    return np.array(found[-calls:])
+
+
+def memory(context: GateContext) -> GateResult:
+    """The memory that loading and deciding take, and how much it grows per decision."""
+    config, requests = context.config, requests_of(context)
+    gc.collect()
+    before = _resident_mb()
+    decider = load(context.candidate)
+    _times(decider, requests[:50], 100)
+    used = max(0.0, _resident_mb() - before)
+    growth = _growth(decider, requests[:50], config.latency_calls)
+    evidence = {
+        "used_mb": round(used, 1),
+        "limit_mb": config.memory_mb,
+        "bytes_per_decision": round(growth, 1),
+        "limit_bytes_per_decision": config.leak_bytes,
+    }
+    if growth > config.leak_bytes:
+        return GateResult(
+            name="memory",
+            verdict=Verdict.FAIL,
+            value=growth,
+            bound=config.leak_bytes,
+            reason=f"Every decision leaves {growth:,.0f} bytes behind, more than {config.leak_bytes:,.0f}: the policy "
+            "keeps what it was asked; correct it.",
+            evidence=evidence,
+        )
+    is_small = used <= config.memory_mb
+    advice = "." if is_small else ": use a smaller network or encoder."
+    return GateResult(
+        name="memory",
+        verdict=Verdict.PASS if is_small else Verdict.FAIL,
+        value=used,
+        bound=config.memory_mb,
+        reason=f"Loading and deciding took {used:,.0f} MB, with a limit of {config.memory_mb:,.0f} MB{advice}",
+        evidence=evidence,
+    )
+
+
+def _resident_mb() -> float:
+    """Memory of this process, in MB."""
+    if not STATM.exists():
+        raise UndecidedError("Memory is measured on Linux only: run the gates there.")
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MB
+
+
+def _growth(decider: Decider, requests: Sequence[DecisionRequest], calls: int) -> float:
+    """Bytes per decision that stay allocated by Python and NumPy: the same requests again and again, with new seeds."""
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    try:
+        sizes = []
+        for window in range(WINDOWS + 1):
+            for number, request in enumerate(islice(cycle(requests), calls)):
+                ask(decider, msgspec.structs.replace(request, seed=window * calls + number))
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
+    return float(np.diff(sizes).min()) / calls

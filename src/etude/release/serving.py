@@ -1,0 +1,231 @@
+"""The policy that serves a slot: follows promotions and rollbacks at the next decision, and assigns units to arms."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+from time import monotonic, perf_counter, time_ns
+from typing import Any, Protocol, cast
+from urllib.parse import quote
+
+import msgspec
+
+from etude.contracts.decision import Decision, DecisionRequest, NoOptionError
+from etude.contracts.errors import DataError, ReleaseError
+from etude.contracts.ports import Decider
+from etude.contracts.release import Exposure, Mode, Serving
+from etude.release.assignment import Assigned, Assignments
+from etude.release.shadow import ShadowAnswer, ShadowJournal
+
+log = logging.getLogger("etude")
+
+LOADED = 4
+"""Versions that stay loaded, so that a rollback waits for no file."""
+RETRY_S = 10.0
+"""Seconds after which a candidate that could not be loaded is loaded again."""
+WAITING = 256
+"""Shadow answers that may wait; further ones are left out."""
+
+
+class Follows(Protocol):
+    """The serving state of a slot, as of now."""
+
+    def serving(self) -> Serving: ...
+
+
+class ServedPolicy:
+    """A Decider, and everything else that the incumbent's own policy has, such as `choose` or `plan`.
+
+    All decisions of a trajectory, or of a conversation where the release says so, are made by the policy of its arm.
+    Without a trajectory the incumbent decides. A candidate is loaded by a thread of its own, and no unit is assigned
+    before it is loaded; a policy that a rollback returns to is loaded at once. Where the candidate raises an error,
+    the incumbent decides, and the unit counts as a failure of the candidate.
+    """
+
+    def __init__(
+        self,
+        slot: str,
+        *,
+        follows: Follows,
+        load: Callable[[str], Decider],
+        journal: Path,
+        first: Decider | None = None,
+        clock_ns: Callable[[], int] = time_ns,
+    ) -> None:
+        """`load` gives the policy of a version; `journal` is the folder where assignments of all slots are written;
+        `first` decides until a first policy is promoted."""
+        self.slot, self.problem = slot, slot
+        self._follows, self._load, self._first = follows, load, first
+        folder = journal / quote(slot, safe="")
+        self._assignments = Assignments(folder, clock_ns=clock_ns)
+        self._shadow = _Shadow(ShadowJournal(folder))
+        self._policies: dict[str, Decider] = {}
+        self._loading: dict[str, float] = {}  # version → when to try again
+        self._turn = threading.Lock()
+        self.policy()  # the first decision should not wait for a file
+
+    @property
+    def version(self) -> str:
+        """Version of the incumbent, and of how it is used."""
+        return self._incumbent(self._follows.serving()).version
+
+    def decide(self, request: DecisionRequest) -> Decision:
+        serving = self._follows.serving()
+        exposure = serving.exposure
+        if exposure is None or request.trajectory is None:
+            return self._incumbent(serving).decide(request)
+        if exposure.share == 0:
+            return self._with_shadow(serving, exposure, request)
+        assigned, policy = self._arm(serving, exposure, request.trajectory, request.conversation)
+        try:
+            return policy.decide(request)
+        except (DataError, NoOptionError):
+            raise  # the request is at fault
+        except Exception as error:  # whatever a policy of any package raises
+            if assigned is None or not assigned.candidate:
+                raise
+            log.error("%s: candidate %s failed, the incumbent decides: %r", self.slot, exposure.candidate, error)
+            self._assignments.failed(exposure, assigned)
+            return self._other(serving, exposure).decide(request)
+
+    def prepare(self) -> None:
+        """Load every policy that serves now, the candidate's too, and return when they are loaded."""
+        serving = self._follows.serving()
+        self._incumbent(serving)
+        if serving.exposure is not None:
+            self._loaded(serving.exposure.candidate)
+
+    def policy(self, trajectory: str | None = None, *, conversation: str | None = None) -> Any:
+        """The policy that decides for a trajectory, or the incumbent, as its problem loads it."""
+        serving = self._follows.serving()
+        exposure = serving.exposure
+        if exposure is None or exposure.share == 0 or trajectory is None:
+            return self._incumbent(serving)
+        return self._arm(serving, exposure, trajectory, conversation)[1]
+
+    def choose(
+        self, context: Any = None, *, trajectory: str | None = None, conversation: str | None = None, **wanted: Any
+    ) -> Decision:
+        """As `choose` of the policy itself, by the policy of the trajectory's arm."""
+        chosen: Decision = self.policy(trajectory, conversation=conversation).choose(context, **wanted)
+        return chosen
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self.policy(), name)
+        return self._decider if name == "decider" else found
+
+    def _decider(self, **how: Any) -> ServedPolicy:
+        """The same slot, with the deciders that its policies make, such as a planner for a catalogue."""
+        view = copy(self)
+        view._policies, view._loading, view._turn = {}, {}, threading.Lock()
+        view._load = lambda version: cast(Any, self._loaded(version)).decider(**how)
+        return view
+
+    def _arm(
+        self, serving: Serving, exposure: Exposure, trajectory: str, conversation: str | None
+    ) -> tuple[Assigned | None, Decider]:
+        """The assignment of a unit and the policy of its arm; no assignment while the candidate is being loaded."""
+        other = self._other(serving, exposure)
+        candidate = self._candidate(exposure.candidate)
+        if candidate is None:
+            return None, other
+        unit = conversation if exposure.unit == "conversation" and conversation is not None else trajectory
+        assigned = self._assignments.assign(exposure, unit, trajectory)
+        return assigned, candidate if assigned.candidate else other
+
+    def _incumbent(self, serving: Serving) -> Decider:
+        if serving.incumbent is None:
+            if self._first is not None:
+                return self._first
+            raise ReleaseError(
+                f"no policy serves {self.slot!r}: register one and promote it (`etude models list` shows what there is)"
+            )
+        return self._loaded(serving.incumbent)
+
+    def _other(self, serving: Serving, exposure: Exposure) -> Decider:
+        """The policy of the units that are not the candidate's."""
+        if exposure.mode is Mode.HOLDBACK and serving.previous is not None:
+            return self._loaded(serving.previous)
+        return self._incumbent(serving)
+
+    def _loaded(self, version: str) -> Decider:
+        found = self._policies.get(version)
+        if found is None:
+            with self._turn:
+                found = self._policies.get(version) or self._keep(version, self._load(version))
+        return found
+
+    def _keep(self, version: str, policy: Decider) -> Decider:
+        kept = dict(list(self._policies.items())[-LOADED + 1 :])
+        self._policies = kept | {version: policy}  # replaced, not changed: other threads read it without a lock
+        return policy
+
+    def _candidate(self, version: str) -> Decider | None:
+        """The candidate if it is loaded; else its loading begins."""
+        found = self._policies.get(version)
+        if found is None:
+            with self._turn:
+                if monotonic() < self._loading.get(version, 0.0):
+                    return None
+                self._loading[version] = float("inf")
+            threading.Thread(target=self._load_candidate, args=(version,), name="etude-candidate", daemon=True).start()
+        return found
+
+    def _load_candidate(self, version: str) -> None:
+        try:
+            policy = self._load(version)
+        except Exception as error:  # whatever the loader of a problem raises
+            log.error("%s: candidate %s cannot be loaded, so it gets no traffic here: %s", self.slot, version, error)
+            self._loading[version] = monotonic() + RETRY_S
+            return
+        with self._turn:
+            self._keep(version, policy)
+            self._loading.pop(version, None)
+
+    def _with_shadow(self, serving: Serving, exposure: Exposure, request: DecisionRequest) -> Decision:
+        """The incumbent's decision; the candidate answers the same request in a thread of its own."""
+        decision = self._incumbent(serving).decide(request)
+        candidate = self._candidate(exposure.candidate) if exposure.mode is not Mode.HOLDBACK else None
+        if candidate is not None:
+            self._shadow.ask(exposure.release, candidate, request, decision)
+        return decision
+
+
+class _Shadow:
+    """Asks candidates in one thread, and journals whether they answer as the incumbent does."""
+
+    def __init__(self, journal: ShadowJournal) -> None:
+        self._journal = journal
+        self._asked: queue.Queue[tuple[str, Decider, DecisionRequest, Decision]] = queue.Queue(WAITING)
+        self._thread: threading.Thread | None = None
+
+    def ask(self, release: str, candidate: Decider, request: DecisionRequest, decision: Decision) -> None:
+        """Returns at once; left out if too many wait."""
+        if self._thread is None or not self._thread.is_alive():  # also in the child of a fork
+            self._thread = threading.Thread(target=self._answer_all, name="etude-shadow", daemon=True)
+            self._thread.start()
+        try:
+            self._asked.put_nowait((release, candidate, request, decision))
+        except queue.Full:
+            return
+
+    def _answer_all(self) -> None:
+        while True:
+            release, candidate, request, decision = self._asked.get()
+            began, why = perf_counter(), ""
+            try:
+                same = msgspec.to_builtins(candidate.decide(request).action) == msgspec.to_builtins(decision.action)
+            except Exception as error:  # whatever a policy of any package raises
+                same, why = False, f"{type(error).__name__}: {error}"[:500]
+            ms = (perf_counter() - began) * 1e3
+            answer = ShadowAnswer(request.trajectory or "", same, ms, why)
+            try:
+                self._journal.append(release, answer)
+            except OSError as error:
+                log.warning("a shadow answer was not journalled: %s", error)
