@@ -46,7 +46,7 @@ $(RUNTIME): $(RECIPE)
 	  echo "'$(PYTHON)' cannot make virtual environments: install its venv module" >&2; \
 	  echo "(Debian, Ubuntu: apt install python3-venv), then run make again." >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PIP) -e '.[train,text,run,gym]'
+	$(PIP) -e '.[train,text,run,gym,release]'
 	@touch $@
 
 $(DEV): $(RUNTIME)

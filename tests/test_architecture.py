@@ -30,8 +30,8 @@ ALLOWED: dict[str, str] = {
     "reports": "contracts evidence learning",
     "orchestrator": "contracts files evidence learning problems",
     "experience": "contracts files evidence",
-    "release": "contracts evidence",
-    "loop": "contracts experience learning release problems",
+    "release": "contracts files evidence learning",
+    "loop": "contracts files evidence experience learning release problems",
     "serving": "contracts text evidence learning problems orchestrator experience release loop",
     "adapters": "contracts files",
     "settings": "*",  # the settings tree is made of the rooms' config dataclasses
@@ -64,6 +64,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gymnasium": ALLOCATION_FACES,
     "pettingzoo": ALLOCATION_FACES,
     "jinja2": ("reports/",),
+    "cryptography": ("release/signing.py",),
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
     **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy"), ("adapters/",)),
     "sqlite3": ("adapters/", "text/cache.py"),

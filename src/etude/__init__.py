@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 def task(task: str, **about: Any) -> Any:
     """A task of your agent, to be used in a `with` statement: what happens in it becomes a trajectory.
 
-    `about`: user, group, tenant, agent, model, problem, metadata, id; collect=False keeps nothing. See
+    `about`: user, group, tenant, agent, model, problem, conversation, metadata, id; collect=False keeps nothing. See
     `etude.experience.task.Collector.task`.
     """
     from etude.bootstrap.experience import collector
@@ -93,6 +93,10 @@ def load(path: str | Path, **options: Any) -> Any:
     A workflow run gives a planner: `etude.load("runs/p1").plan("Summarise the report and mail it")`. A problem's loader
     may take `options`: `seed=1` where a policy samples. A choice is loaded without torch. `llm:URL#MODEL` is a language
     model that plans, at an OpenAI-compatible URL; its options are prices and `api_key_env`.
+
+    `etude.load("choice:model")` is the policy that serves this slot: it follows promotions and rollbacks at the next
+    decision, and during a release the policy of a trajectory's arm decides: `.choose(…, trajectory=task.id)`. A
+    registered version is loaded by its 16 digits.
     """
     from etude.bootstrap.policies import load_policy
 

@@ -40,6 +40,8 @@ from etude.problems.table import find_spec, names
 from etude.settings.sources import FILE, PREFIX, Tree
 
 OUTBOX, STORE = "outbox.sqlite", "experience.sqlite"
+SERVED = "served"
+"""Name of a policy in the settings: the one that the registry's serving pointer names."""
 LEARNED = CHOICE.removesuffix(":")
 """The problem whose policies learn choices of a user's own."""
 EXIT_TIMEOUT_S = 2.0
@@ -266,7 +268,11 @@ def make_decider(problem: str, config: ExperienceConfig) -> Decider | ToLoad:
     name = problem.removeprefix(CHOICE)
     policy = config.policies.get(problem, config.policies.get(name))
     if not problem.startswith(CHOICE):
+        if policy == SERVED:
+            return ToLoad(problem, lambda: _served(problem, config))
         return ToLoad(policy or f"the policy of {problem}", lambda: _loaded(problem, policy, config))
+    if policy == SERVED or (policy is None and _is_registered(problem, config)):
+        return ToLoad(problem, lambda: _served(problem, config))
     if policy is None:
         return Start(problem, explore=config.explore)
     if policy == UNIFORM:
@@ -274,6 +280,21 @@ def make_decider(problem: str, config: ExperienceConfig) -> Decider | ToLoad:
     if policy == DEFAULT:
         return Default(problem)
     return ToLoad(policy, lambda: _named(_loaded(LEARNED, policy, config), problem))
+
+
+def _is_registered(slot: str, config: ExperienceConfig) -> bool:
+    """Whether the embedded registry has a policy for this slot, without reading it."""
+    from etude.bootstrap.release import is_registered, settings_with
+
+    return is_registered(slot, settings_with(config))
+
+
+def _served(slot: str, config: ExperienceConfig) -> Decider:
+    """The policy that serves a slot; before the first one, as if the settings named none."""
+    from etude.bootstrap.release import served_policy, settings_with
+
+    first = Start(slot, explore=config.explore) if slot.startswith(CHOICE) else None
+    return served_policy(slot, settings_with(config), first=first)
 
 
 def _named(decider: Any, problem: str) -> Decider:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
@@ -57,7 +58,13 @@ def print_command(said: str, screen: Console) -> None:
 
 def setting(value: Any) -> str:
     """A value as written in etude.yaml."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=_given)
+
+
+def _given(value: Any) -> Any:
+    """A dataclass as the fields that differ from its defaults."""
+    usual = {field.name: field.default for field in fields(value)}
+    return {name: given for name, given in vars(value).items() if given != usual[name]}
 
 
 def table(*columns: str, rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> Table:

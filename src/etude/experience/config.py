@@ -34,7 +34,8 @@ class ExperienceConfig:
     allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Values, @domains, networks and re:patterns that are not redacted, by tenant; `*` is for all tenants."""
     policies: Mapping[str, str] = field(default_factory=dict)
-    """Policy of `task.decide` by problem or choice: the folder of a run, or a name such as `uniform` or `default`."""
+    """Policy of `task.decide` by problem or choice: the folder of a run, a name such as `uniform` or `default`, or
+    `served`, the policy that serves in the registry. Choices that are registered there need no entry."""
     decide_timeout_ms: Annotated[float, Gt(0), Le(3_600_000)] = 200.0
     """Milliseconds that `task.decide` waits for the policy of a choice, loading included; then it gives the default."""
     workers: str | None = None

@@ -81,8 +81,15 @@ class RewardDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: Name
     description: str = ""
     components: Annotated[tuple[ComponentDefinition, ...], Meta(min_length=1)]
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest reward that counts in a release, where a component has no bounds of its own."""
 
     def __post_init__(self) -> None:
+        if self.bounds is not None and not -math.inf < self.bounds[0] < self.bounds[1] < math.inf:
+            raise ConfigError(
+                f"reward definition {self.version}: bounds are {list(self.bounds)}: expected two finite numbers, the "
+                "lower one first"
+            )
         names = Counter(component.name for component in self.components)
         if double := [name for name, count in names.items() if count > 1]:
             raise ConfigError(f"reward definition {self.version}: component {double[0]!r} occurs twice")
@@ -99,13 +106,28 @@ class RewardDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for component in content["components"]:
             if not component["floor"]:
                 del component["floor"]
+        if content["bounds"] is None:
+            del content["bounds"]
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Bounds of the reward: those declared, else 0 and 1 if every component with a weight has these bounds."""
+        if self.bounds is not None:
+            return self.bounds
+        counted = [component for component in self.components if component.weight > 0]
+        bounded = all(c.normalise != "none" or c.source.partition(".")[0] in _BOUNDED for c in counted)
+        return (0.0, 1.0) if bounded else None
 
     @cached_property
     def shares(self) -> dict[str, float]:
         """Weight of each component if all are known; they sum to 1."""
         weight = math.fsum(component.weight for component in self.components)
         return {component.name: component.weight / weight for component in self.components}
+
+
+_BOUNDED = frozenset({"completion", "quality", "feedback"})
+"""Sources from 0 to 1."""
 
 
 def _check_component(component: ComponentDefinition) -> None:

@@ -113,13 +113,15 @@ class Collector:
         agent: str | None = None,
         model: str | None = None,
         problem: str | None = None,
+        conversation: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         collect: bool = True,
         id: str | None = None,
     ) -> Task:
         """A task for a `with` statement. It is not stored without `collect` or if its user opted out.
 
-        `problem` defaults to the problem of its first decision, or `task` without a decision.
+        `problem` defaults to the problem of its first decision, or `task` without a decision. `conversation` is the id
+        of the conversation that the task belongs to: a release may keep all of it on one policy.
         """
         now, named = self.clock(), read_name("problem", problem, such_as="tone")
         return Task(
@@ -131,6 +133,7 @@ class Collector:
             agent=read_name("agent", agent),
             model=read_name("model", model),
             problem=named if named in (None, TASK) else self.problem_of(named),
+            conversation=read_name("conversation", conversation, such_as="c1"),
             metadata=_snapshot(read_metadata(metadata)),
             collect=bool(read_flag("collect", collect)) and self._may_keep(known),
             id=new_id("t", now) if id is None else read_id("id", id),
@@ -212,6 +215,7 @@ class Task:
     agent: str | None
     model: str | None
     problem: str | None
+    conversation: str | None
     metadata: dict[str, Any]
     collect: bool
     id: str
@@ -276,6 +280,7 @@ class Task:
             preferences=wanted,
             at_ms=at_ms,
             seed=secrets.randbits(62),
+            **self._unit(),
         )
         decision = self._chosen(problem, request, among)
         self._decisions += decision.logged
@@ -314,6 +319,7 @@ class Task:
             preferences=wanted,
             at_ms=at_ms,
             seed=secrets.randbits(62),
+            **self._unit(),
         )
         if default is None:
             began = perf_counter()
@@ -330,6 +336,11 @@ class Task:
             decision = answer
         self._decisions += [msgspec.structs.replace(d, at_ms=max(at_ms, d.at_ms)) for d in decision.logged]
         return decision
+
+    def _unit(self) -> dict[str, str | None]:
+        """What a release assigns to a policy as a whole. A task that is not stored is no evidence: the incumbent
+        decides."""
+        return {"trajectory": self.id, "conversation": self.conversation} if self.collect else {}
 
     def _problem(self, name: Any) -> str:
         """The problem of a decision by name."""

@@ -282,6 +282,7 @@ class Flow:
             state=to_state(progress) if progress.steps or progress.replans or progress.spent_usd else None,
             at_ms=self.attempts.now_ms() if self.first is not None else 0.0,
             seed=SEEDS * (self.at.seed + base) + self.requests,
+            trajectory=self.id,
         )
         self.requests += 1
         if isinstance(decider, AsyncDecider):

@@ -18,9 +18,11 @@ from etude.contracts.errors import ConfigError
 from etude.contracts.suggestions import did_you_mean
 from etude.experience.config import ExperienceConfig
 from etude.learning.settings import LearningSettings
+from etude.loop.config import LoopConfig
 from etude.orchestrator.config import OrchestratorConfig
 from etude.problems.spec import ProblemSpec, resolve
 from etude.problems.table import find_spec, specs
+from etude.release.config import ReleaseConfig
 from etude.settings.sources import Assignment, Resolved, Tree
 
 FLAGS = {"--seed": "run.seed", "--device": "run.device", "--tracker": "run.trackers"}
@@ -32,6 +34,8 @@ class Settings(LearningSettings):
 
     experience: ExperienceConfig = ExperienceConfig()
     orchestrator: OrchestratorConfig = OrchestratorConfig()
+    release: ReleaseConfig = ReleaseConfig()
+    loop: LoopConfig = LoopConfig()
 
 
 @cache

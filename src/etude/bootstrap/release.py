@@ -1,0 +1,190 @@
+"""Wires release: makes registry, controller and served policies from the settings. No torch by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict
+
+from etude.bootstrap.experience import Experience, existing_store, experience, now
+from etude.contracts.ports import Decider
+from etude.contracts.query import Where
+from etude.contracts.store import ExperienceStore
+from etude.experience.config import ExperienceConfig
+from etude.experience.datasets import registered
+from etude.experience.definitions import find_definition
+from etude.problems.spec import resolve
+from etude.problems.table import find_spec
+from etude.release.canary import Controller
+from etude.release.config import EMBEDDED, ReleaseConfig
+from etude.release.registry import Registry, check_version
+from etude.release.serving import ServedPolicy
+from etude.release.signing import Keys
+from etude.release.start import CanaryConfig, Started, start_release
+from etude.release.strategy import Strategy
+from etude.settings.sources import FILE, PREFIX, Tree
+
+REGISTRY, KEYS, CACHE, ASSIGNMENTS = "registry", "keys", "policies", "assignments"
+"""Folders below experience.folder."""
+
+
+class ReleaseSettings(BaseModel):
+    """The sections of the settings tree that release needs; they do not import torch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    experience: ExperienceConfig = ExperienceConfig()
+    release: ReleaseConfig = ReleaseConfig()
+
+
+def settings_here(file: Path | None = None) -> ReleaseSettings:
+    """Settings from `file` or ./etude.yaml, if there is one, and ETUDE_… variables of these sections."""
+    tree = Tree(ReleaseSettings)
+    path = file or (Path(FILE) if Path(FILE).exists() else None)
+    own = tuple(f"{PREFIX}{name.upper()}" for name in ReleaseSettings.model_fields)
+    variables = {name: value for name, value in os.environ.items() if name.startswith(own)}
+    found = [*(tree.from_file(path) if path else ()), *tree.from_environment(variables)]
+    return tree.build([a for a in found if a.key.partition(".")[0] in ReleaseSettings.model_fields]).settings
+
+
+def settings_with(config: ExperienceConfig) -> ReleaseSettings:
+    """The settings in force, with these of experience."""
+    return settings_here().model_copy(update={"experience": config})
+
+
+def open_registry(settings: ReleaseSettings | None = None) -> Registry:
+    from etude.adapters.objects import open_blobs
+
+    chosen = settings or settings_here()
+    folder, release = Path(chosen.experience.folder), chosen.release
+    return Registry(
+        blobs=open_blobs(folder / REGISTRY if release.registry == EMBEDDED else release.registry),
+        keys=Keys(folder / KEYS, release.trusted_keys),
+        cache=folder / CACHE,
+        clock=lambda: now(),
+        require_approval=release.require_approval,
+    )
+
+
+def is_registered(slot: str, settings: ReleaseSettings) -> bool:
+    """Whether the embedded registry has this slot; another registry is asked only where the settings say `served`."""
+    folder = Path(settings.experience.folder) / REGISTRY / "slots" / quote(slot, safe=":")
+    return settings.release.registry == EMBEDDED and folder.is_dir()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """Registry and controller for the commands, with the experience that they judge by."""
+
+    settings: ReleaseSettings
+    experience: Experience
+    registry: Registry
+    controller: Controller
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of the reward that releases rest on."""
+        return find_definition(self.experience.store, self.settings.experience.reward_version).range
+
+    def start(
+        self,
+        slot: str,
+        candidate: str,
+        *,
+        by: str,
+        canary: CanaryConfig | None = None,
+        strategy: Strategy | None = None,
+        split: float | None = None,
+    ) -> Started:
+        """Begin a release with the settings in force, or with other ones."""
+        return start_release(
+            self.controller,
+            canary or self.settings.release.canary,
+            slot=slot,
+            candidate=candidate,
+            units_per_day=self.units_per_day(slot),
+            reward_version=self.settings.experience.reward_version,
+            bounds=self.bounds,
+            by=by,
+            strategy=strategy,
+            split=split,
+        )
+
+    def units_per_day(self, slot: str) -> float:
+        """Trajectories of a slot in the last day."""
+        return float(_count(self.experience.store, slot, self.settings.experience.reward_version))
+
+
+def _count(store: ExperienceStore, slot: str, version: int) -> int:
+    where = Where(problem=slot, since=now() - timedelta(days=1))
+    return store.stats(where, version=version).trajectories
+
+
+@contextmanager
+def release(file: Path | None = None) -> Iterator[Release]:
+    with experience(file) as opened:
+        yield with_experience(opened, file)
+
+
+def with_experience(opened: Experience, file: Path | None = None) -> Release:
+    settings = settings_here(file)
+    registry = open_registry(settings)
+    controller = Controller(
+        registry=registry,
+        store=opened.store,
+        journal=Path(settings.experience.folder) / ASSIGNMENTS,
+        clock=lambda: now(),
+    )
+    return Release(settings=settings, experience=opened, registry=registry, controller=controller)
+
+
+def served_policy(slot: str, settings: ReleaseSettings | None = None, *, first: Decider | None = None) -> ServedPolicy:
+    """The policy that serves a slot now and later: as its problem loads it, or as it decides in `task.decide`."""
+    chosen = settings or settings_here()
+    registry = open_registry(chosen)
+    spec = find_spec(slot.partition(":")[0])
+
+    def load(version: str) -> Any:
+        policy = resolve(spec.load)(registry.artefact(version))
+        if chosen.experience.explore and hasattr(policy, "sampled"):
+            policy = policy.sampled()
+        return policy.named(slot) if hasattr(policy, "named") else policy
+
+    return ServedPolicy(
+        slot,
+        follows=registry.follow(slot),
+        load=load,
+        journal=Path(chosen.experience.folder).absolute() / ASSIGNMENTS,
+        first=first,
+    )
+
+
+def lineage_of(registry: Registry, version: str, file: Path | None = None) -> dict[str, Any]:
+    """A version and those it continues, each with its datasets; and the versions that continue it."""
+    with existing_store(file) as store:
+        datasets = {} if store is None else {m.content: m for m in registered(store).values()}
+    known = {v for slot in registry.slots() if (head := registry.head(slot)) for v in head.states}
+    chain: list[dict[str, Any]] = []
+    current: str | None = version
+    while current is not None and current in known and len(chain) < len(known):
+        manifest = registry.artefact(current).manifest
+        used = [datasets[content] for content in manifest.data if content in datasets]
+        facts = [{"id": m.id, "content": m.content, "trajectories": m.counts.trajectories, "url": m.url} for m in used]
+        chain.append({"version": current, "data": list(manifest.data), "datasets": facts})
+        current = manifest.parent
+    children = sorted(other for other in known if registry.artefact(other).manifest.parent == version)
+    return {"versions": chain, "children": children}
+
+
+def load_version(version: str, **options: Any) -> Any:
+    """The policy of a registered version, verified."""
+    registry = open_registry()
+    artefact = registry.artefact(check_version(version))
+    return resolve(find_spec(artefact.manifest.problem).load)(artefact, **options)

@@ -1,0 +1,103 @@
+"""`etude audit`: every step of every release, whether the record is unaltered, and whether a step recomputes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from etude.bootstrap.release import open_registry, settings_here
+from etude.cli.display import console, print_json, table
+from etude.cli.options import ConfigFile
+from etude.cli.release_options import AsJson
+from etude.contracts.errors import ReleaseError, TamperedError
+from etude.contracts.release import Entry, ReleaseEntry
+from etude.release.registry import Registry
+from etude.release.replay import replay as replay_entry
+
+app = typer.Typer(no_args_is_help=True, help="Who changed what serves, when, on what evidence.")
+
+OneSlot = Annotated[str | None, typer.Argument(metavar="SLOT", help="Slot.", show_default="all")]
+
+
+@app.command("log")
+def show_log(slot: OneSlot = None, as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """Show every step, oldest first."""
+    registry = open_registry(settings_here(config))
+    found = [(one, entry) for one in _slots(registry, slot) for entry in registry.history(one)]
+    found.sort(key=lambda pair: pair[1].time)
+    if as_json:
+        print_json([{"slot": one, **msgspec.to_builtins(entry)} for one, entry in found])
+        return
+    rows = [
+        [f"{one}#{e.number}", f"{e.time:%Y-%m-%d %H:%M:%S}", e.actor, e.action, e.version or "", escape(e.reason)]
+        for one, e in found
+    ]
+    console().print(table("decision", "time", "actor", "action", "version", "reason", rows=rows) if rows else "empty")
+
+
+@app.command()
+def verify(
+    slot: OneSlot = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HASH", help="Hash of a remembered newest entry: finds a log that lost its end.", show_default=False
+        ),
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Check every hash and signature of the record, and of the units that decisions rest on."""
+    registry, screen = open_registry(settings_here(config)), console()
+    if head is not None and slot is None:
+        raise ReleaseError("--head is the hash of one slot's newest entry: name the slot")
+    for one in _slots(registry, slot):
+        ledger = registry.slot_ledger(one)
+        count = ledger.verify()
+        releases = {entry.evidence["release"] for entry in registry.history(one) if "release" in entry.evidence}
+        units = sum(registry.ledger(f"releases/{release}", ReleaseEntry).verify() for release in releases)
+        if head is not None and head not in ledger.hashes():
+            raise TamperedError(f"{one}: no entry has the hash {head}: the end of the record was cut off or replaced")
+        screen.print(
+            f"{escape(one)}: unaltered: {count:,} entries, and {units:,} of its {len(releases)} releases; newest "
+            f"{ledger.head_hash}",
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def replay(
+    decision: Annotated[
+        str,
+        typer.Argument(metavar="DECISION", help="SLOT#NUMBER, as `etude audit log` shows it.", show_default=False),
+    ],
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Compute the e-values of a step again from the units it rests on."""
+    registry, screen = open_registry(settings_here(config)), console()
+    found = replay_entry(registry, _entry(registry, decision))
+    names = found.logged.keys() | found.computed.keys()
+    values = {name: (found.logged.get(name), found.computed.get(name)) for name in sorted(names)}
+    if as_json:
+        print_json({"decision": decision, "units": found.units, "equal": found.is_equal, "log_e_values": values})
+    else:
+        rows = [[name, f"{logged}", f"{computed}"] for name, (logged, computed) in values.items()]
+        screen.print(table("log e-value", "logged", "computed", rows=rows))
+        screen.print(f"{found.units:,} units: {'the same' if found.is_equal else 'NOT the same'}")
+    if not found.is_equal:
+        raise TamperedError(f"{decision} does not recompute: its units or its record were changed")
+
+
+def _slots(registry: Registry, slot: str | None) -> list[str]:
+    return registry.slots() if slot is None else [slot]
+
+
+def _entry(registry: Registry, decision: str) -> Entry:
+    slot, _, number = decision.rpartition("#")
+    entries = registry.history(slot) if slot and number.isdigit() else []
+    if not entries or not 0 < int(number) <= len(entries):
+        raise ReleaseError(f"decision {decision!r}: expected SLOT#NUMBER, as `etude audit log` shows it")
+    return entries[int(number) - 1]
