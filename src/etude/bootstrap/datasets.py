@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.bootstrap.experience import config_here, existing_store, now, open_place
+from etude.bootstrap.clock import now
+from etude.bootstrap.experience import config_here, existing_store, open_place
 from etude.contracts.errors import CheckpointError, DatasetError, RunError
 from etude.contracts.policy import SAMPLED
 from etude.contracts.ports import Example, LoggedDataset

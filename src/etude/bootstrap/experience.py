@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any, NoReturn, cast
 
 from pydantic import BaseModel, ConfigDict
 
+from etude.bootstrap.clock import now
 from etude.contracts.blobs import BlobStore
 from etude.contracts.bus import EventBus
 from etude.contracts.errors import ConfigError, EtudeError
@@ -153,14 +153,10 @@ def make_ingest(config: ExperienceConfig, store: ExperienceStore, bus: EventBus 
         store=store,
         cleaner=None if config.bus == EMBEDDED else make_cleaner(config),
         rewarder=rewarder,
-        clock=lambda: now(),
+        clock=now,
         max_ahead_s=config.max_ahead_s,
         rewarded=publisher(bus) if bus is not None else None,
     )
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
 
 
 @dataclass(kw_only=True)
@@ -226,7 +222,7 @@ def _unable(error: EtudeError) -> Collector:
         problem_of=problem_of,
         deciders=_deciders(),
         opted_out=frozenset,
-        clock=lambda: now(),
+        clock=now,
     )
 
 
@@ -251,7 +247,7 @@ def make_collector(config: ExperienceConfig) -> Collector:
         decide_timeout_s=config.decide_timeout_ms / 1e3,
         # At scale the consumer leaves out users who opted out.
         opted_out=OptOuts(lambda: store().opted_out()) if config.store == EMBEDDED else frozenset,
-        clock=lambda: now(),
+        clock=now,
     )
 
 

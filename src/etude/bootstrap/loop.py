@@ -13,7 +13,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from etude.adapters.jobs import SqliteJobs
-from etude.bootstrap.experience import Experience, existing_store, experience, now, open_place
+from etude.bootstrap.clock import now
+from etude.bootstrap.experience import Experience, existing_store, experience, open_place
 from etude.contracts.query import Where
 from etude.experience.config import ExperienceConfig
 from etude.files.durable import make_folder
@@ -57,7 +58,7 @@ def settings_here(file: Path | None = None) -> LoopSettings:
 def open_jobs(settings: LoopSettings) -> Iterator[SqliteJobs]:
     folder = Path(settings.experience.folder)
     make_folder(folder)
-    queue = SqliteJobs(folder / JOBS, retries=settings.loop.retries, backoff_s=settings.loop.backoff_s)
+    queue = SqliteJobs(folder / JOBS, retries=settings.loop.retries, backoff_s=settings.loop.backoff_s, clock=now)
     try:
         yield queue
     finally:

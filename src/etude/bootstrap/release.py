@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict
 
-from etude.bootstrap.experience import Experience, existing_store, experience, now
+from etude.bootstrap.clock import now, now_ns
+from etude.bootstrap.experience import Experience, existing_store, experience
 from etude.contracts.ports import Decider
 from etude.contracts.query import Where
 from etude.contracts.store import ExperienceStore
@@ -68,7 +69,7 @@ def open_registry(settings: ReleaseSettings | None = None) -> Registry:
         blobs=open_blobs(folder / REGISTRY if release.registry == EMBEDDED else release.registry),
         keys=Keys(folder / KEYS, release.trusted_keys),
         cache=folder / CACHE,
-        clock=lambda: now(),
+        clock=now,
         require_approval=release.require_approval,
     )
 
@@ -140,7 +141,7 @@ def with_experience(opened: Experience, file: Path | None = None) -> Release:
         registry=registry,
         store=opened.store,
         journal=Path(settings.experience.folder) / ASSIGNMENTS,
-        clock=lambda: now(),
+        clock=now,
     )
     return Release(settings=settings, experience=opened, registry=registry, controller=controller)
 
@@ -163,6 +164,7 @@ def served_policy(slot: str, settings: ReleaseSettings | None = None, *, first: 
         load=load,
         journal=Path(chosen.experience.folder).absolute() / ASSIGNMENTS,
         first=first,
+        clock_ns=now_ns,
     )
 
 

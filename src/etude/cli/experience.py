@@ -16,8 +16,9 @@ import typer
 from rich.markup import escape
 
 from etude.adapters.objects import open_blobs
+from etude.bootstrap.clock import now
 from etude.bootstrap.executions import registered_logs
-from etude.bootstrap.experience import experience, now, open_bus, open_outbox
+from etude.bootstrap.experience import experience, open_bus, open_outbox
 from etude.cli.display import SAID_BY, console, duration, print_json, progress_bar, sparkline, table
 from etude.cli.options import ConfigFile
 from etude.contracts.blobs import BlobStore

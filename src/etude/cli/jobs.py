@@ -13,7 +13,7 @@ import typer
 from msgspec.structs import replace
 from rich.markup import escape
 
-from etude.bootstrap.experience import now
+from etude.bootstrap.clock import now
 from etude.bootstrap.loop import collected_slots, open_jobs, settings_here
 from etude.cli.display import console, duration, print_json, table
 from etude.cli.options import Assignments, ConfigFile

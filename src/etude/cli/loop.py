@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from etude.bootstrap.experience import now
+from etude.bootstrap.clock import now
 from etude.bootstrap.loop import open_loop
 from etude.cli.display import console, duration, print_json, print_warning, table
 from etude.cli.options import ConfigFile
@@ -137,7 +137,7 @@ def _print_tick(tick: Tick, screen: Console, said: list[str], loop: Coordinator)
 
 def _leader(loop: Coordinator) -> str:
     leader = loop.leader.leader()
-    return leader.owner if leader is not None else "nobody by now"
+    return leader.owner if leader is not None else "its lease has just ended"
 
 
 def _doing(loop: Coordinator) -> str:

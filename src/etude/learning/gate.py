@@ -28,8 +28,6 @@ class GateConfig:
     """How much lower the candidate's reward may be than the incumbent's, as a share of the reward's range."""
     delta: Annotated[float, Gt(0), Lt(1)] = 0.05
     """Probability with which the off-policy gate may pass a policy that is worse by more than the margin."""
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    """Minimum overlap of the logs and the candidate."""
     min_propensity: Annotated[float, Gt(0), Le(1)] | None = None
     """Smallest propensity that the behaviour policy gives to any option, known from its settings, not from the logs:
     with it, a candidate that is nearly the incumbent is proven on fewer logs. None: not known."""
@@ -71,6 +69,8 @@ class GateConfig:
     """Names of options that must not be chosen, by red-team family; `all` is every family."""
     require_approval: bool = False
     """Whether a person has to approve a version."""
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    """Minimum overlap of the logs and the candidate."""
 
 
 class Rule(StrEnum):

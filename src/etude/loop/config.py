@@ -16,7 +16,7 @@ class WebhookConfig:
     urls: tuple[str, ...] = ()
     """URLs that get a POST with JSON."""
     escalate_urls: tuple[str, ...] = ()
-    """URLs that get it when nobody acknowledged; empty posts it to the first ones again."""
+    """URLs that get it when no one acknowledged; empty posts it to the first ones again."""
     escalate_after_minutes: Annotated[float, Gt(0)] = 30.0
     """Minutes without `etude loop ack` after which a rollback or failure is posted again, up to three times."""
     timeout_s: Annotated[float, Gt(0), Le(60)] = 5.0

@@ -514,7 +514,7 @@ def publish(loop: Coordinator) -> list[str]:
 
 
 def notify(loop: Coordinator) -> list[str]:
-    """Post what people should know, and what nobody acknowledged."""
+    """Post what people should know, and what no one acknowledged."""
     for slot in loop.releases.slots() if loop.releases is not None else ():
         cursor = _cursor(loop, slot)
         entries = loop.releases.history(slot, after=cursor) if loop.releases is not None else ()

@@ -1,4 +1,4 @@
-"""Notifies people by webhooks of promotions, rollbacks and failures: at least once, and again if nobody acknowledges.
+"""Notifies people by webhooks of promotions, rollbacks and failures: at least once, and again if no one acknowledges.
 
 A notice is stored before what caused it is settled, and a delivery is recorded after it was answered: whatever is
 killed in between, the notice is posted again, with the same id.
@@ -207,7 +207,7 @@ def _body(notice: Notice) -> dict[str, object]:
 
 
 def post_json(url: str, body: bytes, id: str, *, timeout_s: float) -> None:
-    """Post JSON; EndpointError if nobody answers, or not with 2xx. A receiver drops repeats by Idempotency-Key."""
+    """Post JSON; EndpointError if no one answers, or not with 2xx. A receiver drops repeats by Idempotency-Key."""
     headers = {"Content-Type": "application/json", "Idempotency-Key": id}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:

@@ -29,10 +29,10 @@ def summarise_day(
     """The summary of the day that begins at `day`."""
     end = day + timedelta(days=1)
 
-    def within(time: datetime | None) -> bool:
+    def on_that_day(time: datetime | None) -> bool:
         return time is not None and day <= time < end
 
-    own = [job for job in jobs if within(job.created) or within(job.ended)]
+    own = [job for job in jobs if on_that_day(job.created) or on_that_day(job.ended)]
     starts = [(job.started - job.created).total_seconds() for job in own if job.started is not None]
     stats = store.stats(Where(since=day, until=end), version=version)
     slots = sorted({group.problem for group in stats.groups})
@@ -48,7 +48,7 @@ def summarise_day(
             + (f" ({entry.reason})" if entry.reason else "")
             for slot, entries in histories.items()
             for entry in entries
-            if within(entry.time)
+            if on_that_day(entry.time)
         ),
     )
 

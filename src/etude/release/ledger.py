@@ -38,7 +38,7 @@ class Envelope(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key: str
     signature: str
     nonce: str
-    """Tells apart two writers of the same entry."""
+    """Random: two writers of the same entry write different bytes."""
 
 
 class Ledger(Generic[E]):

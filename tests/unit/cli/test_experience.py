@@ -16,6 +16,7 @@ import pytest
 
 import etude as package
 from etude.adapters.outbox import Outbox
+from etude.bootstrap import clock
 from etude.bootstrap import experience as wiring
 from etude.contracts.errors import ConfigError
 from etude.contracts.examples import EXAMPLES
@@ -37,7 +38,7 @@ BASE: dict[str, Any] = json.loads(encode(EXAMPLES[Trajectory])) | {
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(wiring, "now", lambda: NOW + timedelta(hours=1))
+    monkeypatch.setattr(clock, "_clock", lambda: NOW + timedelta(hours=1))
     yield
     for collector in wiring._collector.made.values():
         collector.bus.close()
@@ -47,7 +48,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def _real_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests whose events are made now."""
-    monkeypatch.setattr(wiring, "now", lambda: datetime.now(UTC))
+    monkeypatch.setattr(clock, "_clock", lambda: datetime.now(UTC))
 
 
 def write(path: str, *records: Any) -> Path:
@@ -174,7 +175,7 @@ def test_dead_letters_are_replayed_when_they_can_be_read(
     assert again == {"replayed": 1, "dead_letter": 1}
     ahead = a_trajectory(2) | {"time": (NOW + timedelta(days=2)).isoformat()}
     json_output(capsys, "ingest", write("ahead.jsonl", ahead))
-    monkeypatch.setattr(wiring, "now", lambda: NOW + timedelta(days=2))
+    monkeypatch.setattr(clock, "_clock", lambda: NOW + timedelta(days=2))
     assert json_output(capsys, "experience", "replay-dead-letters") == {"replayed": 2, "new": 1, "dead_letter": 1}
 
 

@@ -115,10 +115,10 @@ class ExceedsCap(Good):
 
     def decide(self, request: DecisionRequest) -> Decision:
         options = read_options(request.options)
-        dear = max(options, key=lambda option: option.numbers.get("cost_usd", 0.0))
-        if why_not(dear, request.preferences) is None or request.preferences.max_cost_usd is None:
+        priciest = max(options, key=lambda option: option.numbers.get("cost_usd", 0.0))
+        if why_not(priciest, request.preferences) is None or request.preferences.max_cost_usd is None:
             return super().decide(request)
-        return self.decision(request, dear.name, {dear.name: 1.0}, options)
+        return self.decision(request, priciest.name, {priciest.name: 1.0}, options)
 
 
 class Crashes(Good):
@@ -191,7 +191,7 @@ class OtherThanItsOwn(Good):
 
 
 class OffersItself(Good):
-    """Takes an option that nobody offered."""
+    """Takes an option that no one offered."""
 
     def decide(self, request: DecisionRequest) -> Decision:
         options = read_options(request.options)

@@ -49,7 +49,7 @@ def test_a_worse_policy_fails(tmp_path: Path) -> None:
     assert "proven to be worse" in found.reason
 
 
-def test_an_equal_policy_on_few_logs_cannot_be_told(tmp_path: Path) -> None:
+def test_few_logs_do_not_decide_about_an_equal_policy(tmp_path: Path) -> None:
     few = replace(LOGS, rows={"test": make_examples(150)})
     found = judged(context_of(tmp_path, {"": 0.5}, few))
     assert found.verdict is Verdict.CANNOT_TELL
