@@ -13,9 +13,10 @@ from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
 from etude.cli.release_options import AsJson
 from etude.contracts.errors import ReleaseError, TamperedError
-from etude.contracts.release import Entry, ReleaseEntry
+from etude.contracts.release import Entry
+from etude.release.audit import replay as replay_entry
+from etude.release.audit import verify as verify_slot
 from etude.release.registry import Registry
-from etude.release.replay import replay as replay_entry
 
 app = typer.Typer(no_args_is_help=True, help="Who changed what serves, when, on what evidence.")
 
@@ -49,20 +50,15 @@ def verify(
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Check every hash and signature of the record, and of the units that decisions rest on."""
+    """Check every hash, signature and rule of the record, and recompute every decision from its units."""
     registry, screen = open_registry(settings_here(config)), console()
     if head is not None and slot is None:
         raise ReleaseError("--head is the hash of one slot's newest entry: name the slot")
     for one in _slots(registry, slot):
-        ledger = registry.slot_ledger(one)
-        count = ledger.verify()
-        releases = {entry.evidence["release"] for entry in registry.history(one) if "release" in entry.evidence}
-        units = sum(registry.ledger(f"releases/{release}", ReleaseEntry).verify() for release in releases)
-        if head is not None and head not in ledger.hashes():
-            raise TamperedError(f"{one}: no entry has the hash {head}: the end of the record was cut off or replaced")
+        found = verify_slot(registry, one, remembered=head)
         screen.print(
-            f"{escape(one)}: unaltered: {count:,} entries, and {units:,} of its {len(releases)} releases; newest "
-            f"{ledger.head_hash}",
+            f"{escape(one)}: unaltered: {found.entries:,} entries; {found.replayed:,} decisions of {found.releases:,} "
+            f"releases recomputed from {found.units:,} units; newest {found.head}",
             soft_wrap=True,
         )
 

@@ -43,7 +43,7 @@ from etude.contracts.training import TrainingRequest
 from etude.evidence.overlap import Verdict
 from etude.experience.datasets import DatasetConfig, create, read_manifest
 from etude.loop.config import LoopConfig
-from etude.loop.events import job_of, refusal_of, status_of
+from etude.loop.events import deployed_of, job_of, refusal_of, status_of
 from etude.loop.notify import Notices, notice_of_failure, notice_of_refusal, notice_of_release
 from etude.loop.summary import (
     Render,
@@ -514,11 +514,13 @@ def publish(loop: Coordinator) -> list[str]:
 
 
 def notify(loop: Coordinator) -> list[str]:
-    """Post what people should know, and what no one acknowledged."""
+    """Publish which policies decide, post what people should know, and what no one acknowledged."""
     for slot in loop.releases.slots() if loop.releases is not None else ():
         cursor = _cursor(loop, slot)
         entries = loop.releases.history(slot, after=cursor) if loop.releases is not None else ()
         if entries:
+            events = [deployed_of(slot, entry) for entry in entries]
+            loop.bus.publish([message_of(event) for event in events if event is not None])
             found = [notice_of_release(slot, entry) for entry in entries]
             loop.notices.add([notice for notice in found if notice is not None])
             loop.store.put(DOCUMENT, f"{CURSOR}{slot}", str(entries[-1].number).encode())

@@ -1,4 +1,4 @@
-"""The events of training jobs on the bus: requests become jobs, changes of jobs become status events."""
+"""The loop's events on the bus: requests become jobs, changes of jobs status events, steps of releases deployments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import math
 from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
+from etude.contracts.deployment import CanaryStage, ModelDeployed
 from etude.contracts.errors import ConfigError, EtudeError
 from etude.contracts.jobs import Change, Job, JobState, job_id
+from etude.contracts.release import Action, Entry, Mode
 from etude.contracts.training import Artifact, TrainingRequest, TrainingStatus
 from etude.contracts.training import JobError as Failure
 from etude.learning.checkpoint import MANIFEST
@@ -72,6 +75,56 @@ def refusal_of(request: TrainingRequest, error: EtudeError, now: datetime) -> Tr
         status="failed",
         error=Failure(kind=type(error).__name__, message=str(error)),
     )
+
+
+EXPOSES = frozenset(
+    {Action.STARTED, Action.ADVANCED, Action.PAUSED, Action.RESUMED, Action.HELD, Action.STOPPED, Action.PROMOTED,
+     Action.ROLLED_BACK}
+)  # fmt: skip
+"""Steps that change which policies decide."""
+
+
+def step_id(slot: str, entry: Entry) -> str:
+    """The same for the same step, wherever it is published."""
+    return f"{slot.partition(':')[0]}-{hashlib.sha256(slot.encode()).hexdigest()[:6]}.{entry.number}"
+
+
+def deployed_of(slot: str, entry: Entry) -> ModelDeployed | None:
+    """The event of a step that changes which policies decide; None for the others."""
+    if entry.action not in EXPOSES or entry.version is None:
+        return None
+    serving, exposure = entry.serving, entry.serving.exposure
+    is_after = exposure is not None and exposure.mode is Mode.HOLDBACK
+    traffic = {} if serving.incumbent is None else {serving.incumbent: 1.0}
+    if exposure is not None and exposure.share > 0:
+        other = serving.previous if is_after else serving.incumbent
+        traffic = {exposure.candidate: exposure.share, **({} if other is None else {other: 1 - exposure.share})}
+    facts = entry.evidence
+    return ModelDeployed(
+        id=f"deployed-{step_id(slot, entry)}",
+        time=entry.time,
+        problem=slot,
+        policy=entry.version,
+        stage=_stage(entry),
+        traffic=traffic,
+        replaces=serving.previous if entry.version == serving.incumbent else serving.incumbent,
+        canary=tuple(CanaryStage(share=share, minutes=facts["stage_minutes"]) for share in facts.get("stages", ())),
+        canary_stage=exposure.stage if exposure is not None and exposure.mode is Mode.CANARY else None,
+        reason=entry.reason,
+    )
+
+
+def _stage(entry: Entry) -> Literal["shadow", "canary", "hold", "experiment", "full", "rolled_back"]:
+    exposure = entry.serving.exposure
+    if entry.version == entry.serving.incumbent:
+        return "full"
+    if exposure is None or exposure.candidate != entry.version:
+        return "rolled_back"
+    if exposure.status != "running":
+        return "hold"
+    return {Mode.SHADOW: "shadow", Mode.CANARY: "canary", Mode.EXPERIMENT: "experiment", Mode.HOLDBACK: "full"}[
+        exposure.mode
+    ]  # type: ignore[return-value]
 
 
 def _metrics(job: Job) -> dict[str, float]:

@@ -6,7 +6,6 @@ killed in between, the notice is posted again, with the same id.
 
 from __future__ import annotations
 
-import hashlib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from etude.contracts.release import Action, Entry
 from etude.contracts.store import ExperienceStore
 from etude.contracts.trajectory import Id, Time
 from etude.loop.config import WebhookConfig
+from etude.loop.events import step_id
 
 DOCUMENT = "notice"
 """The kind of document in which the store keeps notices."""
@@ -115,7 +115,7 @@ def notice_of_release(slot: str, entry: Entry) -> Notice | None:
         return None
     done = "reported" if kind == NoticeKind.ALARM else entry.action.replace("_", " ")
     return Notice(
-        id=f"{slot.partition(':')[0]}-{hashlib.sha256(slot.encode()).hexdigest()[:6]}.{entry.number}",
+        id=step_id(slot, entry),
         kind=kind,
         slot=slot,
         text=f"{slot}: version {entry.version} was {done} by {entry.actor}"

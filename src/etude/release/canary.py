@@ -152,7 +152,12 @@ class Controller:
             spec.candidate,
             actor=by,
             reason=reason,
-            evidence={"release": spec.id, "through": 1},
+            evidence={
+                "release": spec.id,
+                "through": 1,
+                "stages": list(spec.stages),
+                "stage_minutes": spec.stage_minutes,
+            },
             change=lambda serving: msgspec.structs.replace(serving, exposure=first_exposure(spec)),
             expected=head.number,
         )

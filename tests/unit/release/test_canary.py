@@ -14,8 +14,8 @@ from etude.contracts.decision import DecisionRequest
 from etude.contracts.errors import ConfigError, ConflictError, ReleaseError
 from etude.contracts.release import Action, Mode, ReleaseEntry, State
 from etude.evidence.eprocess import EvidenceConfig
+from etude.release.audit import replay
 from etude.release.canary import Controller
-from etude.release.replay import replay
 from tests.unit.release.traffic import SLOT, Traffic
 
 
