@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from etude.bootstrap.clock import now, now_ns
 from etude.bootstrap.experience import Experience, existing_store, experience
+from etude.contracts.errors import ReleaseError
+from etude.contracts.policy import Manifest
 from etude.contracts.ports import Decider
 from etude.contracts.query import Where
 from etude.contracts.store import ExperienceStore
@@ -172,17 +174,48 @@ def lineage_of(registry: Registry, version: str, file: Path | None = None) -> di
     """A version and those it continues, each with its datasets; and the versions that continue it."""
     with existing_store(file) as store:
         datasets = {} if store is None else {m.content: m for m in registered(store).values()}
-    known = {v for slot in registry.slots() if (head := registry.head(slot)) for v in head.states}
+    manifests = _manifests(registry)
     chain: list[dict[str, Any]] = []
     current: str | None = version
-    while current is not None and current in known and len(chain) < len(known):
-        manifest = registry.artefact(current).manifest
+    while current in manifests and len(chain) < len(manifests):
+        manifest = manifests[current]
         used = [datasets[content] for content in manifest.data if content in datasets]
         facts = [{"id": m.id, "content": m.content, "trajectories": m.counts.trajectories, "url": m.url} for m in used]
         chain.append({"version": current, "data": list(manifest.data), "datasets": facts})
         current = manifest.parent
-    children = sorted(other for other in known if registry.artefact(other).manifest.parent == version)
+    children = sorted(other for other, manifest in manifests.items() if manifest.parent == version)
     return {"versions": chain, "children": children}
+
+
+def learned_from(registry: Registry, trajectory: str, file: Path | None = None) -> dict[str, Any] | None:
+    """The datasets that a trajectory is in, and the versions that learned from them, with their states; None for an
+    unknown trajectory."""
+    with existing_store(file) as store:
+        if store is None or store.detail(trajectory) is None:
+            return None
+        used = {m.content: m.id for m in registered(store).values() if m.id in store.datasets_of([trajectory])}
+    states = {
+        v: (slot, state) for slot in registry.slots() if (h := registry.head(slot)) for v, state in h.states.items()
+    }
+    found = [
+        {"version": version, "slot": states[version][0], "state": str(states[version][1])}
+        for version, manifest in _manifests(registry).items()
+        if used.keys() & set(manifest.data)
+    ]
+    return {"trajectory": trajectory, "datasets": sorted(used.values()), "versions": found}
+
+
+def _manifests(registry: Registry) -> dict[str, Manifest]:
+    """Of all registered versions whose files are there."""
+    found = {}
+    for slot in registry.slots():
+        head = registry.head(slot)
+        for version in {} if head is None else head.states:
+            try:
+                found[version] = registry.artefact(version).manifest
+            except ReleaseError:  # its files were deleted by retention
+                continue
+    return found
 
 
 def load_version(version: str, **options: Any) -> Any:

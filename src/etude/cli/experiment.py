@@ -62,6 +62,6 @@ def _share_of_b(split: str) -> float:
         first, second = (float(part) for part in split.split("/"))
     except ValueError as error:
         raise ConfigError(f"--split is {split!r}: expected two percentages, such as 50/50") from error
-    if first <= 0 or second <= 0 or abs(first + second - 100) > 1e-9:
+    if not (first > 0 and second > 0 and abs(first + second - 100) <= 1e-9):
         raise ConfigError(f"--split is {split!r}: expected two percentages above 0 that sum to 100")
     return second / 100

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.markup import escape
 
-from etude.bootstrap.release import lineage_of, open_registry, settings_here
+from etude.bootstrap.release import learned_from, lineage_of, open_registry, settings_here
 from etude.cli.canary import SlotArgument, Version
 from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
@@ -52,8 +53,9 @@ def list_versions(as_json: AsJson = False, config: ConfigFile = None) -> None:
     if not rows:
         console().print("no version is registered: `etude models register RUN --slot choice:NAME` begins")
         return
-    shown = [[escape(str(row[key])) for key in ("slot", "version", "state", "since", "by", "reason")] for row in rows]
-    console().print(table("slot", "version", "state", "since", "by", "reason", rows=shown))
+    keys = ("slot", "version", "state", "since", "by", "reason")
+    shown = [[escape(shorten(str(row[key]), MAX_SHOWN, placeholder=" …")) for key in keys] for row in rows]
+    console().print(table(*keys, rows=shown))
 
 
 @app.command()
@@ -87,14 +89,30 @@ def show(version: Version, as_json: AsJson = False, config: ConfigFile = None) -
 
 
 @app.command()
-def lineage(version: Version, as_json: AsJson = False, config: ConfigFile = None) -> None:
-    """Show what a version learned from: earlier versions, datasets, number of trajectories; and who learned from it."""
-    registry = open_registry(settings_here(config))
-    found = lineage_of(registry, registry.find(version), config)
+def lineage(
+    what: Annotated[
+        str, typer.Argument(metavar="V", help="Registered version, or the id of a trajectory.", show_default=False)
+    ],
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Show what a version learned from: earlier versions, datasets, number of trajectories; and who continues it.
+
+    With the id of a trajectory: the datasets and versions that learned from it.
+    """
+    registry, screen = open_registry(settings_here(config)), console()
+    if (back := learned_from(registry, what, config)) is not None:
+        if as_json:
+            print_json(back)
+            return
+        screen.print(f"in the datasets {', '.join(back['datasets']) or 'none'}", soft_wrap=True)
+        for one in back["versions"]:
+            screen.print(f"{one['version']} learned from it: {escape(one['slot'])}, {one['state']}", soft_wrap=True)
+        return
+    found = lineage_of(registry, registry.find(what), config)
     if as_json:
         print_json(found)
         return
-    screen = console()
     for depth, one in enumerate(found["versions"]):
         sets = ", ".join(f"{d['content']} ({d['trajectories']:,} trajectories)" for d in one["datasets"])
         screen.print(

@@ -58,7 +58,8 @@ class CanaryConfig:
 
 def shares(stages: Sequence[float]) -> tuple[float, ...]:
     """Shares before the promotion, from percent; ConfigError unless they grow and end with 100."""
-    if list(stages) != sorted(set(stages)) or not stages or stages[-1] != 100 or stages[0] <= 0:
+    grows = list(stages) == sorted(set(stages)) and all(0 < stage <= 100 for stage in stages)
+    if not stages or not grows or stages[-1] != 100:
         raise ConfigError(
             f"the stages are {', '.join(f'{stage:g}' for stage in stages)}: expected percentages that grow and end "
             "with 100, such as 10,25,50,100"
