@@ -378,26 +378,24 @@ class Stream:
 def broken_rules() -> dict[str, dict[str, Any]]:
     """What each of the four rules of the setting prevents: harm alone at 1/.05, 6,000 units."""
     print(f"\n(4) the four rules, {RUNS} runs; harm at 1/.05, wanted <= 5 % except where harm is true")
-    cases: dict[str, tuple[Callable[[np.random.Generator, bool], Stream], str]] = {
-        "1. the unit is the trajectory; broken: arms by user": (by_user, "rolled back, no harm"),
-        "2. order of assignment; broken: order of arrival": (by_arrival, "rolled back, no harm"),
-        "3. arm and p_t of the first assignment; broken: open units redrawn per stage": (
-            redrawn,
-            "rolled back, no harm",
-        ),
-        "4a. Y in [0, 1]; broken: unscaled, factors cut at 0": (unscaled, "rolled back, no harm"),
-        "4b. missing reward is 0; broken: dropped": (dropped, "passed as safe, loses .20"),
+    harmless, harmful = "rolled back, no harm", "passed as safe, loses .20"
+    cases: dict[str, tuple[Callable[[np.random.Generator, bool], Stream], str, str]] = {
+        "unit": (by_user, "1. the unit is the trajectory; broken: arms by user", harmless),
+        "order": (by_arrival, "2. order of assignment; broken: order of arrival", harmless),
+        "first": (redrawn, "3. arm and p_t of the first assignment; broken: open units redrawn per stage", harmless),
+        "bounds": (unscaled, "4a. Y in [0, 1]; broken: unscaled, factors cut at 0", harmless),
+        "missing": (dropped, "4b. missing reward is 0; broken: dropped", harmful),
     }
     found: dict[str, dict[str, Any]] = {}
-    for name, (draw, meaning) in cases.items():
+    for name, (draw, about, meaning) in cases.items():
         row = {}
         for kept in (True, False):
             rng = np.random.default_rng(4)
             row["kept" if kept else "broken"] = float(
                 np.mean([_wrong(draw(rng, kept), safe=draw is dropped) for _ in range(RUNS)])
             )
-        found[name] = {"meaning": meaning, **row}
-        print(f"{name:78} kept {row['kept']:6.1%}  broken {row['broken']:6.1%}  ({meaning})")
+        found[name] = {"about": about, "meaning": meaning, **row}
+        print(f"{about:78} kept {row['kept']:6.1%}  broken {row['broken']:6.1%}  ({meaning})")
     return found
 
 
