@@ -138,8 +138,9 @@ def _plain(value: Any) -> Any:
 
 def _numbers(value: ArrayLike, what: str) -> NDArray[np.float32]:
     try:
-        array = np.array(value, dtype=np.float32, order="C")  # a copy: torch warns of read-only arrays
-    except (TypeError, ValueError) as error:
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which is refused below
+            array = np.array(value, dtype=np.float32, order="C")  # a copy: torch warns of read-only arrays
+    except (TypeError, ValueError, OverflowError) as error:
         raise ObservationError(f"{what} is not an array of numbers ({error})") from error
     if not np.isfinite(array).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])

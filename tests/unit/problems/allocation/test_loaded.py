@@ -166,6 +166,8 @@ REFUSED: list[tuple[Any, str]] = [
     (np.full(WIDTH, np.nan), r"has nan at \(0,\): expected finite"),
     (np.r_[np.zeros(WIDTH - 1), np.inf], rf"has inf at \({WIDTH - 1},\)"),
     (["a"] * WIDTH, "not an array of numbers"),
+    ([10**400] * WIDTH, "not an array of numbers"),
+    ([1e300] * WIDTH, "expected finite numbers"),
     ([[1.0], [1.0, 2.0]], "not an array of numbers"),
     (None, "expected"),
     ({"agents": np.zeros((4, 7))}, r"has \['agents'\]: expected named arrays agents \(4, 7\), tasks \(10, 5\)"),
