@@ -205,6 +205,15 @@ def learned_from(registry: Registry, trajectory: str, file: Path | None = None) 
     return {"trajectory": trajectory, "datasets": sorted(used.values()), "versions": found}
 
 
+def states_of(settings: ReleaseSettings) -> dict[str, str]:
+    """Slot and state of every registered version, in words."""
+    if settings.release.registry == EMBEDDED and not (Path(settings.experience.folder) / REGISTRY).is_dir():
+        return {}
+    registry = open_registry(settings)
+    heads = {slot: head for slot in registry.slots() if (head := registry.head(slot)) is not None}
+    return {version: f", {state} in {slot}" for slot, head in heads.items() for version, state in head.states.items()}
+
+
 def _manifests(registry: Registry) -> dict[str, Manifest]:
     """Of all registered versions whose files are there."""
     found = {}

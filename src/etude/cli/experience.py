@@ -19,6 +19,7 @@ from etude.adapters.objects import open_blobs
 from etude.bootstrap.clock import now
 from etude.bootstrap.executions import registered_logs
 from etude.bootstrap.experience import experience, open_bus, open_outbox
+from etude.bootstrap.release import settings_here, states_of
 from etude.cli.display import SAID_BY, console, duration, print_json, progress_bar, sparkline, table
 from etude.cli.options import ConfigFile
 from etude.contracts.blobs import BlobStore
@@ -273,10 +274,12 @@ def forget(
     for dataset, count in gone.datasets.items():
         where = " – not reachable: erase them there too" if dataset in gone.unreachable else ""
         screen.print(f"{count:,} were in dataset {escape(dataset)}{where}", soft_wrap=True)
+    registered = states_of(settings_here(config)) if gone.policies else {}
     for record in gone.policies:
+        where = escape(record.run + registered.get(record.version, ""))
         screen.print(
-            f"policy {escape(record.version)} ({escape(record.run)}) learned from dataset {record.dataset}: train it "
-            "again to remove what it learned from them",
+            f"policy {escape(record.version)} ({where}) learned from dataset {record.dataset}: train it again to "
+            "remove what it learned from them",
             soft_wrap=True,
         )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import etude as api
 from etude.bootstrap.release import open_registry, release
 from etude.contracts.release import Action, Mode
 from tests.tiny import etude, json_output, refused
@@ -196,3 +197,25 @@ def test_another_key_is_not_trusted(serving: tuple[str, str], capsys: Captured, 
     assert len(json_output(capsys, "models", "list")) == 2
     (tmp_path / "etude.yaml").write_text("release: {trusted_keys: ['abc']}\n")
     assert "expected 64 hexadecimal digits" in refused(capsys, "models", "list")
+
+
+def test_from_a_trajectory_to_the_policies_and_what_erasure_touches(capsys: Captured) -> None:
+    for i in range(60):
+        with api.task(f"question {i}", user=f"u{i % 3}") as task:
+            picked = task.decide("model", context=f"question {i}", options=["small", "large"])
+            task.outcome(success=picked == "large")
+    first = json_output(capsys, "experience", "list", "--limit", "1")["rows"][0]["id"]
+    create = ("dataset", "create", "--problem", SLOT, "--out", "datasets/d")
+    assert etude(*create) == 0
+    assert etude("train", "choice", "--name", "model", "--dataset", "datasets/d", "--out", "runs/m", "--quiet") == 0
+    assert etude("models", "register", "runs/m", "--slot", SLOT) == 0
+    (version,) = (row["version"] for row in json_output(capsys, "models", "list"))
+    found = json_output(capsys, "models", "lineage", version)
+    assert [one["trajectories"] for one in found["versions"][0]["datasets"]] == [60]
+    back = json_output(capsys, "models", "lineage", first)
+    assert back["versions"] == [{"version": version, "slot": SLOT, "state": "registered"}]
+    assert "config.json" in json_output(capsys, "models", "show", version)["attachments"]
+    said = says(capsys, "experience", "forget", "--user", "u0", "--yes")
+    assert "20 trajectories" in said
+    assert f"policy {version}" in said
+    assert f"registered in {SLOT}" in said
