@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,7 +33,16 @@ from etude.bootstrap.release_pages import release_facts
 from etude.bootstrap.releases import RegistryReleases
 from etude.bootstrap.runs import finish_run, make_request, start_run
 from etude.cli.demo import OUT, first_free, print_ending
-from etude.cli.demo_traffic import MODELS, PATIENCE_MS, QUERIES_PER_DAY, Application, SimulatedClock, offered, queries
+from etude.cli.demo_traffic import (
+    GOOD_SCORE,
+    MODELS,
+    PATIENCE_MS,
+    QUERIES_PER_DAY,
+    Application,
+    SimulatedClock,
+    offered,
+    queries,
+)
 from etude.cli.display import console, table
 from etude.cli.progress import Display, follow, interruptible
 from etude.contracts.errors import ReleaseError
@@ -49,7 +58,8 @@ from etude.learning.run_folder import RunFolder, find_policy
 from etude.loop.coordinator import Coordinator
 from etude.problems.choice.demo_data import Query
 from etude.release.gates.gate import GateReport
-from etude.reports.blocks import Tile, code
+from etude.reports import blocks
+from etude.reports.blocks import Section, Tile, code
 from etude.reports.page import Page
 from etude.reports.release import ReleaseFacts, release_sections
 from etude.settings.sources import FILE, PREFIX
@@ -374,7 +384,11 @@ def write_demo_report(
         facts=[f"{stages.users.answers:,} simulated queries", f"{QUERIES_PER_DAY:,} per day", SLOT],
         tiles=_tiles(stages, first, good, bad),
         lead=f"{promotion_text(good)} {rollback_text(bad)} {SIMULATED}",
-        sections=[*release_sections(good, name="promoted"), *release_sections(bad, name="rolled back")],
+        sections=[
+            _policies(stages, {"first": first, "promoted": good.spec.candidate, "rolled back": bad.spec.candidate}),
+            *release_sections(good, name="promoted"),
+            *release_sections(bad, name="rolled back"),
+        ],
         footer=code(
             f"In the demo’s folder: `etude audit log {SLOT}`, `etude canary report {SLOT}`, `etude models list`"
         ),
@@ -401,6 +415,23 @@ def _tiles(stages: Stages, first: str, good: ReleaseFacts, bad: ReleaseFacts) ->
             f"{percent(shares[2])} solved",
         ),
     ]
+
+
+def _policies(stages: Stages, versions: Mapping[str, str]) -> Section:
+    """What each policy did with the queries that it decided."""
+    rows = []
+    for name, version in versions.items():
+        chosen = stages.users.chosen[version]
+        shares = [percent(chosen[model] / chosen.total()) for model in MODELS]
+        solved = percent(stages.users.solved_share(version))
+        rows.append([name, blocks.Code(version), whole(chosen.total()), solved, *shares])
+    note = (
+        f"A query is solved if its answer scores above {GOOD_SCORE:g} and comes in {PATIENCE_MS / 1e3:.0f} s. The "
+        f"first policy learned from {GRADED} graded queries about {' and '.join(GRADED_KINDS)}, by their scores alone: "
+        "it knows neither other queries nor how long users wait. All of them explore, so none is always at its best."
+    )
+    table = blocks.table(("version", "queries", "solved", *MODELS), rows)
+    return Section(title="Three policies", name="policies", note=note, body=[table])
 
 
 def promotion_text(facts: ReleaseFacts) -> str:

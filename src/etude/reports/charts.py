@@ -215,6 +215,13 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
+def _below(places: Sequence[float], most: float, gap: float) -> list[float]:
+    """Positions that `spread` moved above `most`, moved back under it, and others as far as they need."""
+    if max(places, default=0.0) <= most:
+        return list(places)
+    return [most - place for place in spread([most - min(place, most) for place in places], gap)]
+
+
 def _scale(values: Sequence[float], room: float = 0.0) -> Scale:
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
@@ -257,7 +264,7 @@ def _names(lines: Sequence[Line], levels: Sequence[Level], y: Scale) -> list[Mar
         (line.name, line.colour, next((v for v in reversed(line.y) if math.isfinite(v)), math.nan)) for line in lines
     ]
     ends = [e for e in [*ends, *((v.name, v.colour, v.y) for v in levels)] if e[0] and math.isfinite(e[2])]
-    places = spread([y(v) for _, _, v in ends], gap=5.6)
+    places = _below(spread([y(v) for _, _, v in ends], gap=5.6), 100.0, gap=5.6)
     return [
         Mark("name", f"bottom:{place:.2f}%;color:var({colour})", name)
         for (name, colour, _), place in zip(ends, places, strict=True)

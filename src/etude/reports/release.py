@@ -18,7 +18,7 @@ from etude.reports.blocks import Block, Section, Strong, Text, Tile, code, table
 from etude.reports.charts import Chart, Level, Line, line_chart
 from etude.reports.page import Page
 
-LOWEST, HIGHEST = -2.0, 9.0
+LOWEST, HIGHEST = -2.0, 8.0
 """Powers of ten between which e-values are drawn: below the one there is no evidence, above the other it is plenty."""
 HARM, CHANGE, ERRORS = "--bad", "--c1", "--c2"
 SAFE = ("--c3", "--policy", "--c5", "--c4")
@@ -126,7 +126,7 @@ def release_sections(facts: ReleaseFacts, *, name: str = "") -> list[Block]:
         ]
     for judged_on, report in facts.gates.items():
         title = f"gates, {judged_on}" if judged_on else "gates"
-        found.append(section(f"gates-{len(found)}", f"{title}: {report['verdict']}", "", _gates(report)))
+        found.append(section(f"gates-{len(found)}", f"{title}: {report['verdict']}", "", gates_table(report)))
     return found
 
 
@@ -234,7 +234,9 @@ def power_of_ten(power: float) -> str:
 
 
 def _odds(x: float) -> str:
-    return fixed(x, 2) if x < 10 else whole(x) if x < 1e5 else power_of_ten(math.log10(x))
+    if x < 10:
+        return fixed(x, 2)
+    return compact(x) if x < 1e9 else power_of_ten(math.log10(x))
 
 
 def _events(facts: ReleaseFacts) -> list[tuple[float, str]]:
@@ -288,7 +290,7 @@ def _effect(facts: ReleaseFacts) -> Block:
         tips=[(look.units, tip(look)) for look in looks],
         levels=[Level(name="", y=0.0, colour="--soft")],
         y_range=(-most, most),
-        y_format=lambda y: signed(y, 2),
+        y_format=lambda y: signed(y, 1) if y else "0",
     )
 
 
@@ -317,6 +319,6 @@ def _small(
     return view("titled", title=f"{label[0].upper()}{label[1:]}", block=chart)
 
 
-def _gates(report: Mapping[str, Any]) -> Block:
+def gates_table(report: Mapping[str, Any]) -> Block:
     rows = [[one["name"], Strong(one["verdict"]), one["reason"]] for one in report["results"]]
     return table(("verdict", "why"), rows)
