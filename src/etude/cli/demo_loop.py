@@ -73,7 +73,7 @@ STEP = 50
 """Queries between two ticks of the coordinator."""
 MAX_QUERIES = 20_000
 """Queries of one release, after which the demo gives up."""
-EXPLORE = ("choice.explore=softmax", "choice.temperature=0.3")
+EXPLORE = ("choice.explore=softmax", "choice.temperature=0.4")
 """How the first policy explores: it knows little, so it tries all models often."""
 INVERTED = {
     "version": 100,
@@ -93,10 +93,10 @@ def settings(threshold: int) -> dict[str, Any]:
         "experience": {"explore": 1.0, "decide_timeout_ms": 60_000.0},
         "loop": {
             "threshold": threshold,
-            "min_hours_between": 24.0 * 365,
             "schedule": None,
             "drift": False,
             "nice": 0,
+            "regate_hours": 24.0 * 365,  # on the same logs the answer is the same
             "lease_s": 86_400.0 * 365,  # simulated time passes quickly
         },
         "release": {"gates": {"first_needs_evidence": False}, "canary": {"holdback_days": 0.125}},
@@ -305,8 +305,9 @@ class Stages:
         return self.opened.registry.register(find_policy(Path(HARMFUL)), SLOT, actor=PERSON)
 
     def job(self) -> Job:
-        """The loop's own job."""
-        return self.loop.queue.jobs(slot=SLOT)[-1]
+        """The job of the policy that serves."""
+        version = self._head().serving.incumbent
+        return next(job for job in self.loop.queue.jobs(slot=SLOT) if job.version == version)
 
     def _print_gates(self, said: str, report: GateReport) -> None:
         why = "; ".join(_reasons(report)) or f"{len(report.results)} gates"
@@ -402,18 +403,18 @@ def _tiles(stages: Stages, first: str, good: ReleaseFacts, bad: ReleaseFacts) ->
     users, look, harm = stages.users, good.at_decision(), bad.at_decision()
     assert look is not None
     assert harm is not None
-    shares = [users.solved[v] / users.chosen[v].total() for v in (first, good.spec.candidate, bad.spec.candidate)]
+    exposed = users.chosen[bad.spec.candidate].total()
+    before, after, failing = (users.solved_share(v) for v in (first, good.spec.candidate, bad.spec.candidate))
     return [
         Tile(
-            "queries solved", f"{percent(shares[0])} → {percent(shares[1])}", "before and after the promotion", "first"
+            "queries solved",
+            f"{percent(before)} → {percent(after)}",
+            "by the first and by the promoted policy",
+            "first",
         ),
         Tile("promoted after", whole(look.units), f"units, {whole(look.candidates)} of them its own"),
         Tile("rolled back after", whole(harm.units), f"units, {whole(harm.candidates)} of them its own"),
-        Tile(
-            "users of the harmful policy",
-            whole(users.chosen[bad.spec.candidate].total()),
-            f"{percent(shares[2])} solved",
-        ),
+        Tile("harmful policy", plural(exposed, "user"), f"saw it; {percent(failing)} of their queries were solved"),
     ]
 
 
