@@ -46,7 +46,7 @@ from etude.cli.demo_traffic import (
 from etude.cli.display import console, table
 from etude.cli.progress import Display, follow, interruptible
 from etude.contracts.errors import ReleaseError
-from etude.contracts.formats import percent, signed, whole
+from etude.contracts.formats import percent, plural, signed, whole
 from etude.contracts.jobs import Job
 from etude.contracts.query import Where
 from etude.contracts.release import Action, Entry
