@@ -18,7 +18,7 @@ help: ## list the targets
 setup: $(DEV) ## build .venv with everything the checks, tests and benchmarks need (instant when nothing changed)
 	@echo '$(VENV) is ready'
 
-demo: $(RUNTIME) ## collect, learn, run again: the whole loop in four minutes, with a report under runs/
+demo: $(RUNTIME) ## traffic, training, gates, canary, promotion, rollback: the whole loop in two minutes, with a report under runs/
 	@$(BIN)/etude demo
 
 test: $(DEV) ## run the tests, on two cores

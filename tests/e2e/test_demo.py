@@ -21,8 +21,8 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "etude.cli", *args]
 
 
-def etude(*args: str, cwd: Path) -> str:
-    done = subprocess.run(command(*args), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=120)
+def etude(*args: str, cwd: Path, timeout_s: float = 120) -> str:
+    done = subprocess.run(command(*args), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout.replace("\N{NO-BREAK SPACE}", " ")
@@ -66,14 +66,46 @@ def lines(log: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (log / "executions.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_demo_closes_the_loop(tmp_path: Path) -> None:
+def test_demo_promotes_on_proof_and_rolls_back_on_harm(tmp_path: Path) -> None:
+    """The real loop with the default error probabilities, so it is not smaller than the demo itself."""
+    (tmp_path / "etude.yaml").write_text("release: {canary: {stages: [50, 100]}}\n")  # not the demo's business
+    stdout = etude("demo", cwd=tmp_path, timeout_s=600)
+    for stage in ("1 of 4: a first policy", "2 of 4: traffic", "3 of 4: canary", "4 of 4: a harmful candidate"):
+        assert stage in stdout
+    job = re.search(r"job (\S+) of choice:model completed: policy (\w{16})", stdout)
+    assert job is not None
+    for share in ("10%", "25%", "50%"):
+        assert f"{job[2]} advanced to {share} of the traffic" in stdout
+    assert re.search(rf"{job[2]} promoted: after [\d,]+ units, the candidate loses less than 0.03 of reward", stdout)
+    assert "judged by the reward of this project: fail: off_policy: The policy is proven to be worse" in stdout
+    assert "judges it by the wrong reward: pass" in stdout
+    back = re.search(r"(\w{16}) rolled back: after ([\d,]+) units, the candidate does harm", stdout)
+    assert back is not None
+    assert back[1] != job[2]
+    assert f"policy: etude.load('runs/demo/runs/{job[1]}')" in stdout
+    assert 50 < memory_mb(stdout) < 3000
+
+    run = tmp_path / "runs" / "demo"
+    page = (run / "report.html").read_text("utf-8")
+    HTMLParser().feed(page)
+    for part in ("policies", "promoted-steps", "promoted-safety", "rolled-back-harm", "rolled-back-effect"):
+        assert f'id="{part}"' in page
+    assert "unaltered" in etude("audit", "verify", cwd=run)
+    log = etude("audit", "log", "choice:model", cwd=run)
+    assert log.count("rolled_back") == 1
+    written = etude("canary", "report", "choice:model", "--html", "release.html", cwd=run)
+    assert "report: release.html" in written
+    assert back[1] in (run / "release.html").read_text("utf-8")
+
+
+def test_workflow_demo_closes_its_loop(tmp_path: Path) -> None:
     (tmp_path / "etude.yaml").write_text("office: {scenarios: 7}\n")  # not the demo's business
-    stopped = interrupt_while_collecting("demo", *SMALL, cwd=tmp_path)
-    assert "The same command resumes:\n  etude demo --executions 60" in stopped
+    stopped = interrupt_while_collecting("demo", "workflow", *SMALL, cwd=tmp_path)
+    assert "The same command resumes:\n  etude demo workflow --executions 60" in stopped
     assert "2 of 5" not in stopped
     assert "Traceback" not in stopped
 
-    stdout = etude("demo", *SMALL, cwd=tmp_path)
+    stdout = etude("demo", "workflow", *SMALL, cwd=tmp_path)
     run = tmp_path / "runs" / "demo"
     there = re.search(r"^(\d+) of 60 workflows are there already$", stdout, re.M)
     assert there is not None
@@ -112,7 +144,7 @@ def test_demo_closes_the_loop(tmp_path: Path) -> None:
     # Without its report it was interrupted at the very end: nothing is made again, and the page is the same.
     (run / "report.html").unlink()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*.jsonl")}
-    again = etude("demo", *SMALL, cwd=tmp_path)
+    again = etude("demo", "workflow", *SMALL, cwd=tmp_path)
     assert "60 of 60 workflows are there already" in again
     assert stdout[stdout.index("5 of 5: ") : stdout.index("The demo took")] in again
     assert (run / "report.html").read_text("utf-8") == page

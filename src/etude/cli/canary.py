@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import msgspec
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from etude.bootstrap.release import Release, release
+from etude.bootstrap.release import Release, open_registry, release, settings_here
 from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
 from etude.cli.release_options import AsJson, By, actor
@@ -83,6 +84,25 @@ def status(
         screen.print("no version is registered: `etude models register RUN --slot choice:NAME` begins")
     for one in found:
         _print_status(one, screen)
+
+
+@app.command()
+def report(
+    slot: SlotArgument,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="File to write.", show_default="reports/ID.html in experience.folder, by the release's id"),
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Write the page of the slot's current or last release: steps, evidence curves, gates, decision."""
+    from etude.bootstrap.release_pages import release_facts
+    from etude.reports.release import release_page
+
+    settings = settings_here(config)
+    facts = release_facts(open_registry(settings), slot)
+    path = html or Path(settings.experience.folder) / "reports" / f"{facts.spec.id}.html"
+    console().print(f"report: {release_page(facts).write(path)}", markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`etude demo [PROBLEM]`: trains a policy, compares it with simpler ones, and writes a report."""
+"""`etude demo [PROBLEM]`: the whole loop; or a problem: trains, compares with simpler policies, writes a report."""
 
 from __future__ import annotations
 
@@ -26,26 +26,32 @@ from etude.learning.requests import EvaluateRequest
 from etude.learning.run import STOPPED
 from etude.learning.run_folder import RunFolder
 from etude.problems.spec import PRACTISE, ProblemSpec, resolve
-from etude.problems.table import WHOLE_LOOP, find_spec, specs
+from etude.problems.table import find_spec, specs
 
 OUT = Path("runs/demo")
+LOOP = "loop"
+WHOLE_LOOP = Entry(
+    "etude.cli.demo_loop:demo", "The whole loop: a better policy is promoted, a harmful one rolled back."
+)
 
 
 class Demos(LazyGroup):
-    """A demo per problem; without a name, the one of the whole loop."""
+    """A demo of the whole loop, which comes without a name too, and one per problem."""
 
     def entries(self) -> Mapping[str, Entry]:
         shown = {name: spec for name, spec in specs().items() if "demo" in spec.commands or PRACTISE in spec.learners}
-        return {name: Entry("", spec.summary) for name, spec in shown.items()}
+        return {LOOP: WHOLE_LOOP, **{name: Entry("", spec.summary) for name, spec in shown.items()}}
 
     def load(self, name: str) -> Any:
+        if name == LOOP:
+            return to_command(name, resolve(WHOLE_LOOP.reference))
         spec = find_spec(name)
         own = spec.commands.get("demo")
         return to_command(name, resolve(own) if own is not None else demo_command(spec))
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
-            args = [WHOLE_LOOP, *args]
+            args = [LOOP, *args]
         return super().parse_args(ctx, args)
 
 

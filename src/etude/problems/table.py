@@ -15,8 +15,6 @@ OURS: dict[str, Reference] = {
     "workflow": "etude.problems.workflow:SPEC",
     "allocation": "etude.problems.allocation:SPEC",
 }
-WHOLE_LOOP = "workflow"
-"""The problem whose demo shows the whole loop."""
 
 
 @cache

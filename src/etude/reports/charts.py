@@ -114,29 +114,33 @@ def line_chart(
     label: str,
     levels: Sequence[Level] = (),
     points: Sequence[Point] = (),
+    events: Sequence[tuple[float, str]] = (),
     tips: Sequence[tuple[float, Text]] = (),
     x_from: float | None = None,
     x_unit: float = 0.0,
     y_range: tuple[float, float] | None = None,
+    y_unit: float = 0.0,
     x_format: Format,
     y_format: Format,
     x_name: str = "",
     size: str = "",
 ) -> Chart:
-    """`tips` are (x, text): the text shows while the pointer is nearest to x. `size` is a class of the style sheet.
+    """`tips` are (x, text): the text shows while the pointer is nearest to x; `events` are (x, name): a vertical line
+    with its name above it. `size` is a class of the style sheet.
 
-    Ticks of x are multiples of `x_unit`: 1 where x counts.
+    Ticks are multiples of `x_unit` and `y_unit`: 1 where x counts.
     """
     points = [point for point in points if math.isfinite(point.x) and math.isfinite(point.y)]
-    xs = [*(v for line in lines for v in line.x), *(point.x for point in points)]
+    xs = [*(v for line in lines for v in line.x), *(point.x for point in points), *(at for at, _ in events)]
     x = _scale([*([] if x_from is None else [x_from]), *xs])
     ys = [*(v for line in lines for v in line.values), *(level.y for level in levels), *(point.y for point in points)]
     y = _scale(ys, room=0.06) if y_range is None else Scale(*y_range)
-    y_ticks = ticks(y, 3 if size else 5)
+    y_ticks = ticks(y, 3 if size == "small" else 5, unit=y_unit)
     return Chart(
         label=label,
         shapes=[
             *(Shape("grid", f"M0 {100 - y(v):.3f}H100") for v in y_ticks),
+            *(Shape("event", f"M{x(at)} 0V100") for at, _ in events),
             *(Shape("level", f"M0 {100 - y(level.y):.3f}H100", level.colour) for level in levels),
             *(shape for line in lines for shape in _line(line, x, y)),
             *(Shape("dots point", f"M{x(p.x)} {100 - y(p.y):.3f}h0", p.colour) for p in points),
@@ -145,6 +149,7 @@ def line_chart(
             *(Mark("y-tick", f"bottom:{y(v)}%", y_format(v)) for v in y_ticks),
             *_x_ticks(x, ticks(x, 4 if size else 6, unit=x_unit), x_format),
             *([Mark("x-name", "", x_name)] if x_name else []),
+            *_event_names(events, x),
             *_names(lines, levels, y),
             *_point_names(points, x, y),
         ],
@@ -210,6 +215,13 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
+def _below(places: Sequence[float], most: float, gap: float) -> list[float]:
+    """Positions that `spread` moved above `most`, moved back under it, and others as far as they need."""
+    if max(places, default=0.0) <= most:
+        return list(places)
+    return [most - place for place in spread([most - min(place, most) for place in places], gap)]
+
+
 def _scale(values: Sequence[float], room: float = 0.0) -> Scale:
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
@@ -252,7 +264,7 @@ def _names(lines: Sequence[Line], levels: Sequence[Level], y: Scale) -> list[Mar
         (line.name, line.colour, next((v for v in reversed(line.y) if math.isfinite(v)), math.nan)) for line in lines
     ]
     ends = [e for e in [*ends, *((v.name, v.colour, v.y) for v in levels)] if e[0] and math.isfinite(e[2])]
-    places = spread([y(v) for _, _, v in ends], gap=5.6)
+    places = _below(spread([y(v) for _, _, v in ends], gap=5.6), 100.0, gap=5.6)
     return [
         Mark("name", f"bottom:{place:.2f}%;color:var({colour})", name)
         for (name, colour, _), place in zip(ends, places, strict=True)
@@ -268,6 +280,11 @@ def _point_names(points: Sequence[Point], x: Scale, y: Scale) -> list[Mark]:
         style = f"{at};bottom:{place:.2f}%;color:var({point.colour})"
         marks.append(Mark(f"point-name{side}", style, point.name))
     return marks
+
+
+def _event_names(events: Sequence[tuple[float, str]], x: Scale) -> list[Mark]:
+    places = spread([x(at) for at, _ in events], gap=6.0)
+    return [Mark("event-name", f"left:{place:.2f}%", name) for (_, name), place in zip(events, places, strict=True)]
 
 
 def _tips(tips: Sequence[tuple[float, Text]], x: Scale) -> list[Tip]:

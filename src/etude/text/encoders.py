@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from etude.contracts.errors import ConfigError, MissingExtraError
@@ -25,7 +26,7 @@ def make_encoder(name: str, cache: Path | None = None, *, api_key: str | None = 
     if name == "ngrams":
         return NGramEncoder()
     if name == "fast":
-        return StaticEncoder()
+        return _static()
     if name == "minilm":
         return _cached(_minilm(), cache)
     if name.startswith(("http://", "https://")):
@@ -35,6 +36,12 @@ def make_encoder(name: str, cache: Path | None = None, *, api_key: str | None = 
         return _cached(EndpointEncoder(url, model, api_key=api_key), cache)
     hint = did_you_mean(name.lower(), NAMES)
     raise ConfigError(f"unknown encoder {name!r}: {hint}expected one of {', '.join(NAMES)} or https://host/v1#model")
+
+
+@lru_cache(1)
+def _static() -> StaticEncoder:
+    """One for the process: nothing of it changes, and its table takes 33 MB."""
+    return StaticEncoder()
 
 
 def _minilm() -> TextEncoder:

@@ -32,6 +32,7 @@ def test_ngrams_need_no_file(tmp_path: Path) -> None:
 @needs_static
 def test_fast_is_static() -> None:
     assert isinstance(make_encoder("fast"), StaticEncoder)
+    assert make_encoder("fast") is make_encoder("fast")  # policies share its table
 
 
 @needs_minilm
