@@ -92,9 +92,8 @@ def why_not(option: Option, preferences: Preferences) -> str | None:
         return f"its regions are {', '.join(regions) or 'none'}, without {wanted.region!r}"
     for kind, limit in limits(preferences).items():
         for key in DECLARED[kind]:
-            said = option.numbers.get(key)
-            if said is not None and exceeds(said, limit):
-                return f"its {key} is {said:g}, above max_{kind} {limit:g}"
+            if exceeds(option.numbers.get(key, 0.0), limit):
+                return f"its {key} is {option.numbers[key]:g}, above max_{kind} {limit:g}"
     return None
 
 
