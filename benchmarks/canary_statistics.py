@@ -22,6 +22,7 @@ from results import save
 from etude.evidence.eprocess import (
     BETS,
     FINE,
+    FINE_WEIGHT,
     MAX_DETECTOR,
     ODDS,
     WORSE,
@@ -108,24 +109,26 @@ class Processes:
     def __init__(self, runs: int, config: EvidenceConfig) -> None:
         self.config = config
         self.counts, self.sums = np.zeros((2, runs)), np.zeros((2, runs))
+        self.good = np.zeros((2, runs))  # units without an error
         self.products = np.ones((1 + len(config.margins), runs, len(BETS)))
         self.detector = np.zeros((runs, len(BETS)))
-        self.errors, self.fine = np.ones((runs, len(BETS))), np.ones((runs, len(BETS)))
+        self.errors, self.ratio, self.rare = (np.ones((runs, len(BETS))) for _ in range(3))
         self.mismatch = np.ones((runs, len(BETS)))
         self.ones = np.full(len(BETS), 1 / len(BETS))
 
     def keep(self, rows: Flags) -> None:
-        for name in ("counts", "sums", "products"):
+        for name in ("counts", "sums", "good", "products"):
             setattr(self, name, getattr(self, name).compress(rows, 1))
-        for name in ("detector", "errors", "fine", "mismatch"):
+        for name in ("detector", "errors", "ratio", "rare", "mismatch"):
             setattr(self, name, getattr(self, name)[rows])
 
     def update(self, a: Flags, p: Array, y: Array, error: Flags) -> None:
-        q, m = 1 - p, (self.sums + 0.5) / (self.counts + 1)
-        c = q * m[CANDIDATE] + p * m[CONTROL]
-        x = np.where(a, (y - c) / p, (c - y) / q)
-        above, below = np.maximum((1 - c) / p, c / q), np.maximum(c / p, (1 - c) / q)
-        margin = self.config.harm_margin
+        q = 1 - p
+        x, above, below = self._effect(self.sums, a, p, y)
+        fewer, _, least = self._effect(self.good, a, p, 1.0 - error)
+        margin, error_margin = self.config.harm_margin, self.config.error_margin
+        self.rare *= 1 + ((fewer + error_margin) / (least - error_margin))[:, None] * BETS
+        np.maximum(self.rare, 1e-250, out=self.rare)
         gains = [-(x + margin) / (above + margin), *((x + m_p) / (below - m_p) for m_p in self.config.margins)]
         factors = 1 + np.stack(gains)[:, :, None] * BETS  # (processes, runs, bets)
         self.products *= factors
@@ -135,12 +138,24 @@ class Processes:
         np.minimum(self.detector, MAX_DETECTOR, out=self.detector)
         self.mismatch *= np.where(a[:, None], ODDS, 1.0) / (q[:, None] + p[:, None] * ODDS)
         for row in np.nonzero(error)[0]:
-            for products, kappas, null in ((self.errors, WORSE, 1.0), (self.fine, FINE, self.config.fine_ratio)):
+            for products, kappas, null in ((self.errors, WORSE, 1.0), (self.ratio, FINE, self.config.fine_ratio)):
                 chance, against = (p[row] * k / (p[row] * k + q[row]) for k in (kappas, null))
                 products[row] *= chance / against if a[row] else (1 - chance) / (1 - against)
         for arm, own in ((CONTROL, ~a), (CANDIDATE, a)):
             self.counts[arm] += own
             self.sums[arm] += y * own
+            self.good[arm] += ~error & own
+
+    def _effect(self, sums: Array, a: Flags, p: Array, y: Array) -> tuple[Array, Array, Array]:
+        """X_t with its bounds above and below."""
+        q, m = 1 - p, (sums + 0.5) / (self.counts + 1)
+        c = q * m[CANDIDATE] + p * m[CONTROL]
+        x = np.where(a, (y - c) / p, (c - y) / q)
+        return x, np.maximum((1 - c) / p, c / q), np.maximum(c / p, (1 - c) / q)
+
+    def fine(self) -> Array:
+        found: Array = FINE_WEIGHT * (self.ratio @ self.ones) + (1 - FINE_WEIGHT) * (self.rare @ self.ones)
+        return found
 
     def rollback(self) -> Array:
         config = self.config
@@ -181,7 +196,7 @@ def simulate(world: World, rules: Rules, *, runs: int, seed: int, peers: bool = 
         proof = processes.products[1 + stage, np.arange(n)] @ processes.ones >= 1 / config.alpha_promote
         last = stage == len(SHARES) - 1
         if rules.fine:
-            proof &= ~last | (processes.fine @ processes.ones >= 1 / config.alpha_promote)
+            proof &= ~last | (processes.fine() >= 1 / config.alpha_promote)
         proof &= ~harmed & rules.promote
         outcome.passed[alive] += proof
         done = harmed | (proof & last)
@@ -275,7 +290,7 @@ def agreement() -> float:
         evidence.update(Unit(candidate=a, share=p, score=y, error=error))
         arrays.update(np.array([a]), np.array([p]), np.array([y]), np.array([error]))
         if t % 100 == 99:
-            own = np.log([*(arrays.products @ arrays.ones)[:, 0], arrays.rollback()[0], (arrays.fine @ arrays.ones)[0],
+            own = np.log([*(arrays.products @ arrays.ones)[:, 0], arrays.rollback()[0], arrays.fine()[0],
                           (arrays.detector @ arrays.ones)[0], (arrays.mismatch @ arrays.ones)[0]])  # fmt: skip
             names = ("harm", "safe_0", "safe_1", "safe_2", "rollback", "fine", "detector", "mismatch")
             found = evidence.e_values()

@@ -88,6 +88,7 @@ class Action(StrEnum):
     ROLLED_BACK = "rolled_back"  # a candidate on evidence of harm, or an incumbent by a person
     RETIRED = "retired"
     DELETED = "deleted"  # its files, by retention
+    ALARMED = "alarmed"  # rewards of the serving version fell after its release; a person decides
 
 
 _EXPOSED = dict.fromkeys((Action.ADVANCED, Action.PAUSED, Action.RESUMED, Action.HELD), State.EXPOSED)
@@ -128,6 +129,7 @@ TRANSITIONS: Mapping[State | None, Mapping[Action, State]] = {
         Action.STARTED: State.SERVING,
         Action.STOPPED: State.SERVING,
         Action.ROLLED_BACK: State.ROLLED_BACK,
+        Action.ALARMED: State.SERVING,
     },
     State.PREVIOUS: {Action.STARTED: State.EXPOSED, Action.PROMOTED: State.SERVING, Action.RETIRED: State.RETIRED},
     State.ROLLED_BACK: {Action.RETIRED: State.RETIRED},
@@ -187,6 +189,14 @@ class ReleaseSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit: Literal["trajectory", "conversation"] = "trajectory"
     window_s: Amount
     """Seconds after its assignment at which a unit closes and enters the evidence."""
+    early_window_s: Amount | None = None
+    """Seconds after its assignment at which a unit enters the evidence about early errors; null has none."""
+    latency_limit_ms: Amount | None = None
+    """Latency that scores 0 as a guardrail; 0 ms scores 1."""
+    cost_limit_usd: Amount | None = None
+    """Cost that scores 0 as a guardrail."""
+    latency_objective_ms: Amount | None = None
+    """Latency that few of the candidate's tasks may exceed."""
     reward_version: Annotated[int, Meta(ge=1)]
     low: float
     high: float
@@ -214,6 +224,19 @@ class ClosedUnit(Struct, frozen=True, kw_only=True, omit_defaults=True, array_li
     """Reward between 0 and 1; 0 without a reward."""
     error: bool
     group: str | None = None
+    guardrails: dict[str, float] = {}
+    """Further scores between 0 and 1, by name."""
+    slow: bool = False
+    """Whether it took longer than the latency objective."""
+
+
+class EarlyUnit(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """A unit when its early window has closed: whether it failed by then."""
+
+    unit: str
+    candidate: bool
+    share: float
+    error: bool
 
 
 class ReleaseEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -223,6 +246,8 @@ class ReleaseEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     time: Time
     spec: ReleaseSpec | None = None
     """In the first entry only."""
+    early: tuple[EarlyUnit, ...] = ()
+    """Units whose early window closed."""
     units: tuple[ClosedUnit, ...] = ()
     before: str = ""
     """SHA-256 of the entry before, in hexadecimal; empty for the first."""

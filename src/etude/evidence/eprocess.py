@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -30,6 +30,9 @@ WORSE: Array = np.geomspace(1.1, 50.0, 16)
 """κ of `errors`: the candidate's error rate over the control's, if it is worse."""
 FINE: Array = np.geomspace(0.1, 1.9, 16)
 """κ of `fine`: ratios that are acceptable."""
+FINE_WEIGHT = 0.9
+"""Weight of the error ratio in `fine`; the rest is for `rare`, the difference of error rates, which alone can show that
+a candidate is fine where there are hardly any errors to compare."""
 ODDS: Array = np.geomspace(0.5, 2.0, 16)
 """θ of `mismatch`: how much more often than p_t the candidate is assigned, in odds."""
 MAX_DETECTOR = 1e250
@@ -46,6 +49,7 @@ class Unit:
     error: bool = False
     group: str | None = None
     guardrails: Mapping[str, float] = field(default_factory=dict)  # further scores in [0, 1]; missing counts as 0
+    slow: bool = False  # took longer than the latency objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +73,9 @@ class EvidenceConfig:
     margins: tuple[Annotated[float, Ge(0), Lt(1)], ...] = (0.10, 0.05, 0.03)
     """m_P of each stage: a stage is passed on proof that the loss of reward is smaller."""
     fine_ratio: Annotated[float, Gt(1.9)] = 2.0
-    """The last stage is passed on proof that the candidate's error rate over the control's is below this."""
+    """The last stage is passed on proof that the candidate's error rate over the control's is below this …"""
+    error_margin: Annotated[float, Gt(0), Lt(1)] = 0.01
+    """… or that it exceeds the control's by less than this."""
     groups: tuple[str, ...] = ()
     """Groups watched for harm, fixed when the release starts; units of other groups count in the whole only."""
     mismatch_alpha: Annotated[float, Gt(0), Lt(1)] = 0.001
@@ -125,28 +131,23 @@ class Finding:
     decided_by: tuple[Crossing, ...]  # evidence that decided, or that a CONTINUE waits for
     e_values: Mapping[str, float]  # all of them, natural logarithms
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "action": str(self.action),
-            "reason": self.reason,
-            "decided_by": [crossing._asdict() for crossing in self.decided_by],
-            "e_values": dict(self.e_values),
-        }
-
 
 class Evidence:
     """All e-processes of one release: never reset between stages, made again for another policy version."""
 
-    def __init__(self, config: EvidenceConfig) -> None:
-        self.config = config
+    def __init__(self, config: EvidenceConfig, *, early_errors: bool = False, slow_share: float | None = None) -> None:
+        """With `early_errors`, errors roll back by their early window alone, at their weight's part of alpha_rollback.
+        `slow_share` of the candidate's units may be slower than the latency objective, if there is one."""
+        self.config, self.early_errors, self.slow_share = config, early_errors, slow_share
         self.effect_total, self.effect_variance, self.least_share = 0.0, 0.0, config.min_share
         self.error_counts = [0, 0]  # of the control, of the candidate
-        self._arms = _Arms()
-        self._names = ("harm", *(f"safe_{j}" for j in range(len(config.margins))), "superior", "mismatch")
+        self._arms, self._error_arms = _Arms(), _Arms()
+        self._names = ("harm", *(f"safe_{j}" for j in range(len(config.margins))), "superior", "rare", "mismatch")
         self._logs = np.zeros((len(self._names), len(BETS)))
         self._gains = np.zeros((len(self._names) - 1, 1))
         self._detector = np.zeros(len(BETS))
         self._errors, self._fine = ErrorRatio(WORSE), ErrorRatio(FINE, null=config.fine_ratio)
+        self._early, self._slow = ErrorRatio(WORSE), np.zeros(len(BETS))
         self._guardrails = {name: _Harm(config.harm_margin) for name in config.guardrails}
         self._groups = {name: _Harm(config.harm_margin) for name in config.groups}
         self._mismatch_factors: dict[float, tuple[Array, Array]] = {}
@@ -187,7 +188,9 @@ class Evidence:
         gains[0] = -(x + margin) / (above + margin)
         for j, margin in enumerate(config.margins, 1):
             gains[j] = (x + margin) / (below - margin)
-        gains[-1] = x / below
+        gains[-2] = x / below
+        fewer, _, below = self._error_arms.observe(candidate, share, 0.0 if unit.error else 1.0)
+        gains[-1] = (fewer + config.error_margin) / (below - config.error_margin)
         bets = self._gains * BETS  # (processes, bets)
         self._detector += 1.0
         self._detector *= 1.0 + bets[0]
@@ -200,9 +203,19 @@ class Evidence:
             self._fine.update(candidate, share)
         for name, guardrail in self._guardrails.items():
             guardrail.update(candidate, share, unit.guardrails.get(name, 0.0))
+        if candidate and self.slow_share is not None:
+            # E[slow] <= slow_share: the factor has a mean of at most 1, and is at least 1 - f.
+            self._slow += np.log1p(BETS * (unit.slow - self.slow_share) / self.slow_share)
         if unit.group is not None and unit.group in self._groups:
             self._groups[unit.group].update(candidate, share, score)
         self._sum_effects(x, share)
+
+    def update_early(self, candidate: bool, share: float, error: bool) -> None:
+        """Adds the next unit whose early window closed, in the order of assignment."""
+        if not 0 < share < 1:
+            raise DataError(f"share is {share!r}: expected the candidate's share at assignment, between 0 and 1")
+        if error:
+            self._early.update(candidate, share)
 
     def _mismatch(self, share: float) -> tuple[Array, Array]:
         """Logarithms of the factors of a control and of a candidate unit; shares are few, so they are remembered."""
@@ -224,8 +237,15 @@ class Evidence:
         """Natural logarithms of all e-values and of the detector's statistic."""
         config = self.config
         found = dict(zip(self._names, _log_mean(self._logs).tolist(), strict=True))
-        found |= {"errors": self._errors.log_e, "fine": self._fine.log_e, "detector": _log(self._detector.mean())}
-        weighted = [(config.reward_weight, found["harm"]), (config.error_weight, found["errors"])]
+        found |= {"errors": self._errors.log_e, "ratio": self._fine.log_e, "detector": _log(self._detector.mean())}
+        found["fine"] = combine([(FINE_WEIGHT, found["ratio"]), (1 - FINE_WEIGHT, found["rare"])])
+        weighted = [(config.reward_weight, found["harm"])]
+        if self.early_errors:
+            found["early_errors"] = self._early.log_e
+        else:
+            weighted.append((config.error_weight, found["errors"]))
+        if self.slow_share is not None:
+            found["slow"] = float(_log_mean(self._slow))
         for name, guardrail in self._guardrails.items():
             found[f"guardrail:{name}"] = guardrail.log_e
             weighted.append((config.guardrails[name], guardrail.log_e))
@@ -259,6 +279,12 @@ class Evidence:
             compare("rollback", 1 / config.alpha_rollback): "the candidate does harm",
             compare("detector", config.horizon / config.alpha_hard): "the candidate's rewards became worse",
         }
+        if self.early_errors and config.error_weight:
+            crossing = compare("early_errors", 1 / (config.error_weight * config.alpha_rollback))
+            alarms[crossing] = "the candidate has more errors"
+        if self.slow_share is not None:
+            crossing = compare("slow", 1 / config.alpha_hard)
+            alarms[crossing] = f"more than {self.slow_share:.0%} of the candidate's units miss the latency objective"
         for group in config.groups:
             crossing = compare(f"group:{group}", len(config.groups) / config.alpha_rollback)
             alarms[crossing] = f"the candidate does harm in group {group!r}"
@@ -281,44 +307,6 @@ class Evidence:
             self.count, self.effect_total, self.effect_variance, scale=2 / self.least_share, alpha=alpha
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """The whole state; `from_json` continues from it exactly."""
-        return {
-            "arms": self._arms.to_json(),
-            "effect": [self.effect_total, self.effect_variance, self.least_share],
-            "error_counts": list(self.error_counts),
-            "logs": dict(zip(self._names, self._logs.tolist(), strict=True)),
-            "detector": self._detector.tolist(),
-            "errors": self._errors.logs.tolist(),
-            "fine": self._fine.logs.tolist(),
-            "guardrails": {name: harm.to_json() for name, harm in self._guardrails.items()},
-            "groups": {name: harm.to_json() for name, harm in self._groups.items()},
-        }
-
-    @classmethod
-    def from_json(cls, config: EvidenceConfig, state: Mapping[str, Any]) -> Evidence:
-        """The evidence that `to_json` saved; the configuration must be the one that it was collected with."""
-        evidence = cls(config)
-        for part, expected in (
-            ("logs", evidence._names), ("guardrails", tuple(evidence._guardrails)), ("groups", tuple(config.groups))
-        ):  # fmt: skip
-            if set(state[part]) != set(expected):
-                raise DataError(
-                    f"{part} of the saved evidence are {sorted(state[part])!r}, and the configuration has "
-                    f"{sorted(expected)!r}: a release keeps its configuration; start a new one to change it"
-                )
-        evidence._arms.restore(state["arms"])
-        evidence.effect_total, evidence.effect_variance, evidence.least_share = state["effect"]
-        evidence.error_counts = list(state["error_counts"])
-        evidence._logs[:] = [state["logs"][name] for name in evidence._names]
-        evidence._detector[:] = state["detector"]
-        evidence._errors.logs[:], evidence._fine.logs[:] = state["errors"], state["fine"]
-        for name, harm in evidence._guardrails.items():
-            harm.restore(state["guardrails"][name])
-        for name, harm in evidence._groups.items():
-            harm.restore(state["groups"][name])
-        return evidence
-
 
 class _Arms:
     """Running sums of both arms: the control is 0, the candidate 1."""
@@ -339,12 +327,6 @@ class _Arms:
         x = (score - c) / p if candidate else (c - score) / q
         return x, max((1 - c) / p, c / q), max(c / p, (1 - c) / q)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"counts": list(self.counts), "sums": list(self.sums)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.counts, self.sums = list(state["counts"]), list(state["sums"])
-
 
 class _Harm:
     """The harm process of one group or one further guardrail, with means of its own."""
@@ -359,13 +341,6 @@ class _Harm:
     def update(self, candidate: bool, share: float, score: float) -> None:
         x, above, _ = self.arms.observe(candidate, share, score)
         self.logs += np.log1p(-(x + self.margin) / (above + self.margin) * BETS)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"arms": self.arms.to_json(), "logs": self.logs.tolist()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.arms.restore(state["arms"])
-        self.logs[:] = state["logs"]
 
 
 class ErrorRatio:
@@ -439,16 +414,6 @@ class Watch:
         self.total += score
         factor = 1 - BETS * ((score - self.mu_0) / (1 - self.mu_0))
         self._detector = np.minimum((1 + self._detector) * factor, MAX_DETECTOR)
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.config), "count": self.count, "total": self.total, "detector": self._detector.tolist()}
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> Watch:
-        names = ("mean", "margin", "units_between_alarms")
-        watch = cls(WatchConfig(**{name: state[name] for name in names}))
-        watch.count, watch.total, watch._detector[:] = state["count"], state["total"], state["detector"]
-        return watch
 
 
 # Single processes from whole arrays, (units,) in the order of assignment: log e-values after each unit.

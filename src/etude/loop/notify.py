@@ -40,9 +40,17 @@ class NoticeKind(StrEnum):
     ROLLBACK = "rollback"
     FAILURE = "failure"
     REFUSAL = "refusal"  # by a gate
+    ALARM = "alarm"  # a canary is held, or rewards fell after a release
 
 
-URGENT = frozenset({NoticeKind.ROLLBACK, NoticeKind.FAILURE})
+KINDS = {
+    Action.PROMOTED: NoticeKind.PROMOTION,
+    Action.ROLLED_BACK: NoticeKind.ROLLBACK,
+    Action.HELD: NoticeKind.ALARM,
+    Action.ALARMED: NoticeKind.ALARM,
+}
+"""Steps of releases that people are notified of."""
+URGENT = frozenset({NoticeKind.ROLLBACK, NoticeKind.FAILURE, NoticeKind.ALARM})
 """Kinds that somebody has to acknowledge; the others are only reported."""
 
 
@@ -101,12 +109,11 @@ def notice_of_refusal(job: Job, now: datetime) -> Notice:
 
 
 def notice_of_release(slot: str, entry: Entry) -> Notice | None:
-    """The notice of a promotion or a rollback; None for other steps."""
-    kinds = {Action.PROMOTED: NoticeKind.PROMOTION, Action.ROLLED_BACK: NoticeKind.ROLLBACK}
-    kind = kinds.get(entry.action)
+    """The notice of a step that people should know; None for the others."""
+    kind = KINDS.get(entry.action)
     if kind is None:
         return None
-    done = "promoted" if kind == NoticeKind.PROMOTION else "rolled back"
+    done = "reported" if kind == NoticeKind.ALARM else entry.action.replace("_", " ")
     return Notice(
         id=f"{slot.partition(':')[0]}-{hashlib.sha256(slot.encode()).hexdigest()[:6]}.{entry.number}",
         kind=kind,

@@ -24,6 +24,9 @@ from etude.files.durable import PRIVATE, make_folder
 REMEMBERED = 100_000
 """Units whose assignment a process remembers."""
 KEY_BYTES = 64
+INVALID = "invalid: "
+"""Begins the reason where the candidate answered, but not with a decision that may be carried out."""
+MAX_REASON = 200
 
 
 class Assigned(Struct, frozen=True, array_like=True, gc=False):
@@ -37,8 +40,8 @@ class Assigned(Struct, frozen=True, array_like=True, gc=False):
     """Probability of the candidate."""
     trajectory: str
     """The unit, or a trajectory of the conversation that is the unit."""
-    failed: bool = False
-    """Whether the candidate's policy raised an error, so that the incumbent decided."""
+    failed: str = ""
+    """Why the candidate's policy could not decide, so that the incumbent did: what it raised, or INVALID …"""
 
 
 def in_candidate_arm(release: str, unit: str, share: float) -> bool:
@@ -75,11 +78,11 @@ class Assignments:
                 return self._add(Assigned(unit, self._clock_ns(), found.candidate, found.share, trajectory))
             return found
 
-    def failed(self, exposure: Exposure, assigned: Assigned) -> None:
+    def failed(self, exposure: Exposure, assigned: Assigned, why: str) -> None:
         """Journal that the candidate could not decide for a unit of its arm."""
         with self._turn:
             if exposure.release == self._release:
-                self._write(msgspec.structs.replace(assigned, failed=True))
+                self._write(msgspec.structs.replace(assigned, failed=why[:MAX_REASON]))
 
     def _begin(self, release: str) -> None:
         """Another release, or after a fork a process that needs a journal of its own."""

@@ -8,9 +8,10 @@ proof.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +22,7 @@ from etude.contracts.errors import ConflictError, ReleaseError
 from etude.contracts.release import (
     Action,
     ClosedUnit,
+    EarlyUnit,
     Entry,
     Exposure,
     Mode,
@@ -31,13 +33,18 @@ from etude.contracts.release import (
 from etude.contracts.store import ExperienceStore
 from etude.evidence.eprocess import Action as Finds
 from etude.evidence.eprocess import Evidence, EvidenceConfig, Finding, Unit
-from etude.release.assignment import new_lines
+from etude.release.assignment import INVALID, new_lines
 from etude.release.ledger import Ledger
-from etude.release.outcomes import OpenUnit, close, collect_units, due
+from etude.release.outcomes import OpenUnit, close, close_early, collect_units, due
 from etude.release.registry import Registry
 from etude.release.shadow import ShadowJournal, ShadowSummary
+from etude.release.watch import Watched, watched
 
 CONTROLLER = "controller"
+SLOW_SHARE = 0.05
+"""Share of the candidate's tasks that may be slower than the latency objective."""
+CRASH_LOOP = 5
+"""Failures of the candidate in a row that end its release at once."""
 BATCH = 2000
 """Units per entry of a release's ledger."""
 
@@ -54,6 +61,8 @@ class Release:
     last_ns: int = 0
     """Time of assignment of the last unit."""
     closed: set[str] = field(default_factory=set)
+    seen_early: set[str] = field(default_factory=set)
+    """Units whose early window closed."""
     open: dict[str, OpenUnit] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
     """Bytes read of each journal."""
@@ -63,6 +72,9 @@ class Release:
         for entry in self.ledger.entries(after=self.through):
             if through is not None and entry.number > through:
                 break
+            for early in entry.early:
+                self.evidence.update_early(early.candidate, early.share, early.error)
+                self.seen_early.add(early.unit)
             for unit in entry.units:
                 self.evidence.update(to_unit(unit))
                 self.closed.add(unit.unit)
@@ -71,7 +83,15 @@ class Release:
 
 
 def to_unit(unit: ClosedUnit) -> Unit:
-    return Unit(candidate=unit.candidate, share=unit.share, score=unit.score, error=unit.error, group=unit.group)
+    return Unit(
+        candidate=unit.candidate,
+        share=unit.share,
+        score=unit.score,
+        error=unit.error,
+        group=unit.group,
+        guardrails=unit.guardrails,
+        slow=unit.slow,
+    )
 
 
 def open_release(ledger: Ledger[ReleaseEntry], through: int | None = None) -> Release:
@@ -80,14 +100,18 @@ def open_release(ledger: Ledger[ReleaseEntry], through: int | None = None) -> Re
     if not entries or entries[0].spec is None:
         raise ReleaseError("the release has no beginning: its ledger is empty or was not written by Etude")
     spec = entries[0].spec
-    release = Release(ledger=ledger, spec=spec, evidence=Evidence(read_evidence_config(spec)))
+    release = Release(ledger=ledger, spec=spec, evidence=new_evidence(spec))
     release.fold(through)
     return release
 
 
-def read_evidence_config(spec: ReleaseSpec) -> EvidenceConfig:
-    found: EvidenceConfig = msgspec.convert(spec.evidence, EvidenceConfig)
-    return found
+def new_evidence(spec: ReleaseSpec) -> Evidence:
+    """The evidence of a release before its first unit."""
+    return Evidence(
+        msgspec.convert(spec.evidence, EvidenceConfig),
+        early_errors=spec.early_window_s is not None,
+        slow_share=None if spec.latency_objective_ms is None else SLOW_SHARE,
+    )
 
 
 @dataclass(kw_only=True)
@@ -100,6 +124,7 @@ class Controller:
     """Folder of the assignments of all slots."""
     clock: Callable[[], datetime]
     _open: dict[str, Release] = field(default_factory=dict)
+    _watched: dict[str, Watched] = field(default_factory=dict)
 
     def start(self, spec: ReleaseSpec, *, by: str, reason: str = "") -> Entry:
         """Begin a release: its candidate passed all gates, and no other one runs in its slot."""
@@ -138,8 +163,10 @@ class Controller:
         while True:
             head = self.registry.head(slot)
             exposure = None if head is None else head.serving.exposure
-            if head is None or exposure is None:
+            if head is None:
                 return done
+            if exposure is None:
+                return done + self._watch(slot, head)
             try:
                 release = self.release(exposure.release)
                 self._close_units(release)
@@ -149,6 +176,32 @@ class Controller:
             if entry is None:
                 return done
             done.append(entry)
+
+    def _watch(self, slot: str, head: Entry) -> list[Entry]:
+        """An alarm for people, once, where rewards fall after the release of the policy that serves."""
+        version, history = head.serving.incumbent, self.registry.history(slot)
+        own = self._watched.get(slot)
+        if own is None or own.version != version:
+            ids = [e.evidence["release"] for e in history if e.version == version and "release" in e.evidence]
+            own = watched(history, version, self.release(ids[-1]).spec) if version is not None and ids else None
+            if own is None:
+                return []
+            self._watched[slot] = own
+        own.catch_up(self.store, self.clock())
+        if not own.watch.alarmed:
+            return []
+        del self._watched[slot]
+        if watched(history, own.version, own.spec) is None:  # the alarm is recorded
+            return []
+        watch = own.watch
+        why = f"the mean score fell below {watch.mu_0:.3f} after the release: {watch.total / watch.count:.3f} over "
+        why += f"{watch.count:,} units since then ({watch.crossing})"
+        facts = {"watch": {**asdict(watch.config), "units": watch.count}, "decided_by": [watch.crossing._asdict()]}
+        alarm = partial(self.registry.record, slot, Action.ALARMED, own.version, actor=CONTROLLER, reason=why)
+        try:
+            return [alarm(evidence=facts, expected=head.number)]
+        except ConflictError:  # another controller was first
+            return []
 
     def release(self, id: str) -> Release:
         """A release up to its newest entry."""
@@ -167,18 +220,21 @@ class Controller:
         folder = self.journal / quote(release.spec.slot, safe="") / quote(release.spec.id, safe="")
         added = (line for line in new_lines(folder, release.seen) if line.unit not in release.closed)
         collect_units(added, release.open)
-        ready = due(release.open.values(), release.spec, self.clock())
-        for i in range(0, len(ready), BATCH):
-            units = tuple(close(unit, release.spec, self.store) for unit in ready[i : i + BATCH])
-            self._append(release, units)
+        spec, now = release.spec, self.clock()
+        if spec.early_window_s is not None:
+            new = [unit for unit in release.open.values() if unit.first.unit not in release.seen_early]
+            for part in batched(due(new, spec.early_window_s, now)):
+                self._append(release, early=[close_early(unit, spec.early_window_s, self.store) for unit in part])
+        for part in batched(due(release.open.values(), spec.window_s, now)):
+            self._append(release, units=[close(unit, spec, self.store) for unit in part])
 
-    def _append(self, release: Release, units: tuple[ClosedUnit, ...]) -> None:
+    def _append(self, release: Release, *, early: Sequence[EarlyUnit] = (), units: Sequence[ClosedUnit] = ()) -> None:
         now, expected = self.clock(), release.through
 
         def make(last: ReleaseEntry | None) -> ReleaseEntry:
             if last is None or last.number != expected:
                 raise ConflictError(f"another controller closed units of {release.spec.id!r} first")
-            return ReleaseEntry(number=expected + 1, time=now, units=units)
+            return ReleaseEntry(number=expected + 1, time=now, early=tuple(early), units=tuple(units))
 
         release.ledger.append(make)
         release.fold()
@@ -197,6 +253,24 @@ class Controller:
             return None
         why = f"{summary.answers:,} answers in shadow without an error"
         return self._record(head, Action.ADVANCED, spec, why, facts, lambda serving: at_stage(serving, spec, 0))
+
+    def _trip(self, release: Release, exposure: Exposure, head: Entry) -> Entry | None:
+        """At once, without statistics: an answer that is no decision, or failures one after the other."""
+        if exposure.mode is Mode.SHADOW:
+            return None
+        own = sorted((u for u in release.open.values() if u.first.candidate), key=lambda unit: unit.first.at_ns)
+        invalid = [unit for unit in own if unit.failed.startswith(INVALID)]
+        last = own[-CRASH_LOOP:]
+        if invalid:
+            why = f"the candidate's answer is no decision: {invalid[0].failed}"
+        elif len(last) == CRASH_LOOP and all(unit.failed for unit in last):
+            why = f"the candidate failed {CRASH_LOOP} times in a row: {last[-1].failed}"
+        else:
+            return None
+        facts = self._facts(release, self._finding(release, exposure))
+        facts["failed"] = [unit.first.unit for unit in (invalid or last)][:CRASH_LOOP]
+        change = back_to_previous if exposure.mode is Mode.HOLDBACK else without_exposure
+        return self._record(head, Action.ROLLED_BACK, release.spec, why, facts, change)
 
     def _roll_back(self, release: Release, exposure: Exposure, head: Entry) -> Entry | None:
         """On evidence of harm, at any time, in any mode."""
@@ -339,6 +413,7 @@ class Controller:
             "through": release.through,
             "units": release.evidence.count,
             "candidates": release.evidence.candidates,
+            "mean_candidate": release.evidence.mean_candidate if release.evidence.candidates else None,
             "log_e_values": release.evidence.e_values(),
             "decided_by": [crossing._asdict() for crossing in finding.decided_by],
         }
@@ -379,6 +454,7 @@ class Controller:
 
 _STEPS: tuple[Callable[[Controller, Release, Exposure, Entry], Entry | None], ...] = (
     Controller._end_shadow,
+    Controller._trip,
     Controller._roll_back,
     Controller._stop_if_mismatched,
     Controller._pass_stage,
@@ -386,6 +462,11 @@ _STEPS: tuple[Callable[[Controller, Release, Exposure, Entry], Entry | None], ..
     Controller._end_holdback,
 )
 """What may be due, in order: harm comes before promotion."""
+
+
+def batched(units: Sequence[OpenUnit]) -> Iterator[Sequence[OpenUnit]]:
+    for i in range(0, len(units), BATCH):
+        yield units[i : i + BATCH]
 
 
 def first_exposure(spec: ReleaseSpec) -> Exposure:

@@ -1,4 +1,4 @@
-"""What a unit enters the evidence with: stored trajectories and rewards in, a score, an error and a group out."""
+"""What a unit enters the evidence with: stored trajectories and rewards in; scores, an error and a group out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from etude.contracts.release import ClosedUnit, ReleaseSpec
+from etude.contracts.release import ClosedUnit, EarlyUnit, ReleaseSpec
 from etude.contracts.reward import Reward
 from etude.contracts.store import ExperienceStore, TrajectoryDetail
 from etude.contracts.trajectory import Trajectory
@@ -19,7 +19,7 @@ class OpenUnit:
 
     first: Assigned
     trajectories: list[str]
-    failed: bool = False
+    failed: str = ""
 
 
 def collect_units(lines: Iterable[Assigned], units: dict[str, OpenUnit]) -> None:
@@ -35,11 +35,24 @@ def collect_units(lines: Iterable[Assigned], units: dict[str, OpenUnit]) -> None
         unit.failed = unit.failed or line.failed
 
 
-def due(units: Iterable[OpenUnit], spec: ReleaseSpec, now: datetime) -> list[OpenUnit]:
+def due(units: Iterable[OpenUnit], window_s: float, now: datetime) -> list[OpenUnit]:
     """Units whose window has closed, in the order of their assignment."""
-    latest = int((now.timestamp() - spec.window_s) * 1e9)
+    latest = int((now.timestamp() - window_s) * 1e9)
     found = [unit for unit in units if unit.first.at_ns <= latest]
     return sorted(found, key=lambda unit: (unit.first.at_ns, unit.first.unit))
+
+
+def close_early(unit: OpenUnit, window_s: float, store: ExperienceStore) -> EarlyUnit:
+    """Whether the unit failed within the early window; a task that still runs then did not."""
+    closes = datetime.fromtimestamp(unit.first.at_ns / 1e9 + window_s, UTC)
+    details = [store.detail(trajectory) for trajectory in unit.trajectories]
+    known = [detail.trajectory for detail in details if detail is not None and _ended(detail.trajectory) <= closes]
+    return EarlyUnit(
+        unit=unit.first.unit,
+        candidate=unit.first.candidate,
+        share=unit.first.share,
+        error=bool(unit.failed) or any(_is_error(trajectory) for trajectory in known),
+    )
 
 
 def close(unit: OpenUnit, spec: ReleaseSpec, store: ExperienceStore) -> ClosedUnit:
@@ -54,9 +67,24 @@ def close(unit: OpenUnit, spec: ReleaseSpec, store: ExperienceStore) -> ClosedUn
         candidate=unit.first.candidate,
         share=unit.first.share,
         score=0.0 if unit.failed else sum(scores) / len(scores),
-        error=unit.failed or len(known) < len(details) or any(_is_error(trajectory) for trajectory in known),
+        error=bool(unit.failed) or len(known) < len(details) or any(_is_error(trajectory) for trajectory in known),
         group=next((trajectory.group for trajectory in known if trajectory.group), None),
+        guardrails=_guardrails(known, spec) if len(known) == len(details) else {},
+        slow=spec.latency_objective_ms is not None
+        and any((trajectory.outcome.latency_ms or 0.0) > spec.latency_objective_ms for trajectory in known),
     )
+
+
+def _guardrails(known: Sequence[Trajectory], spec: ReleaseSpec) -> dict[str, float]:
+    """Latency and cost as scores, where the release has a limit of them; what was not reported counts as the worst."""
+    limits = {"latency_ms": ("latency", spec.latency_limit_ms), "cost_usd": ("cost", spec.cost_limit_usd)}
+    found = {}
+    for field, (name, limit) in limits.items():
+        if limit is not None and name in spec.evidence.get("guardrails", {}):
+            amounts = [getattr(trajectory.outcome, field) for trajectory in known]
+            scores = [0.0 if amount is None else max(0.0, 1 - amount / limit) for amount in amounts]
+            found[name] = sum(scores) / len(scores)
+    return found
 
 
 def _score(detail: TrajectoryDetail | None, spec: ReleaseSpec, closes: datetime) -> float:

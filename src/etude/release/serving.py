@@ -18,7 +18,7 @@ from etude.contracts.decision import Decision, DecisionRequest, NoOptionError
 from etude.contracts.errors import DataError, ReleaseError
 from etude.contracts.ports import Decider
 from etude.contracts.release import Exposure, Mode, Serving
-from etude.release.assignment import Assigned, Assignments
+from etude.release.assignment import INVALID, Assigned, Assignments
 from etude.release.shadow import ShadowAnswer, ShadowJournal
 
 log = logging.getLogger("etude")
@@ -80,17 +80,9 @@ class ServedPolicy:
             return self._incumbent(serving).decide(request)
         if exposure.share == 0:
             return self._with_shadow(serving, exposure, request)
-        assigned, policy = self._arm(serving, exposure, request.trajectory, request.conversation)
-        try:
-            return policy.decide(request)
-        except (DataError, NoOptionError):
-            raise  # the request is at fault
-        except Exception as error:  # whatever a policy of any package raises
-            if assigned is None or not assigned.candidate:
-                raise
-            log.error("%s: candidate %s failed, the incumbent decides: %r", self.slot, exposure.candidate, error)
-            self._assignments.failed(exposure, assigned)
-            return self._other(serving, exposure).decide(request)
+        return self._asked(
+            serving, exposure, request.trajectory, request.conversation, lambda policy: policy.decide(request)
+        )
 
     def prepare(self) -> None:
         """Load every policy that serves now, the candidate's too, and return when they are loaded."""
@@ -111,8 +103,14 @@ class ServedPolicy:
         self, context: Any = None, *, trajectory: str | None = None, conversation: str | None = None, **wanted: Any
     ) -> Decision:
         """As `choose` of the policy itself, by the policy of the trajectory's arm."""
-        chosen: Decision = self.policy(trajectory, conversation=conversation).choose(context, **wanted)
-        return chosen
+        serving = self._follows.serving()
+        exposure = serving.exposure
+        if exposure is None or exposure.share == 0 or trajectory is None:
+            chosen: Decision = cast(Any, self._incumbent(serving)).choose(context, **wanted)
+            return chosen
+        return self._asked(
+            serving, exposure, trajectory, conversation, lambda policy: cast(Any, policy).choose(context, **wanted)
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -126,6 +124,30 @@ class ServedPolicy:
         view._policies, view._loading, view._turn = {}, {}, threading.Lock()
         view._load = lambda version: cast(Any, self._loaded(version)).decider(**how)
         return view
+
+    def _asked(
+        self,
+        serving: Serving,
+        exposure: Exposure,
+        trajectory: str,
+        conversation: str | None,
+        ask: Callable[[Decider], Decision],
+    ) -> Decision:
+        """The decision of the unit's arm; the other arm's where the candidate fails or answers nonsense."""
+        assigned, policy = self._arm(serving, exposure, trajectory, conversation)
+        if assigned is None or not assigned.candidate:
+            return ask(policy)
+        try:
+            decision = ask(policy)
+            if not (why := invalid(decision)):
+                return decision
+        except (DataError, NoOptionError):
+            raise  # the request is at fault
+        except Exception as error:  # whatever a policy of any package raises
+            why = f"{type(error).__name__}: {error}"
+        log.error("%s: candidate %s failed, the incumbent decides: %s", self.slot, exposure.candidate, why)
+        self._assignments.failed(exposure, assigned, why)
+        return ask(self._other(serving, exposure))
 
     def _arm(
         self, serving: Serving, exposure: Exposure, trajectory: str, conversation: str | None
@@ -195,6 +217,21 @@ class ServedPolicy:
         if candidate is not None:
             self._shadow.ask(exposure.release, candidate, request, decision)
         return decision
+
+
+def invalid(decision: Any) -> str:
+    """Why a decision may not be carried out: it is none, or nothing can be learned from it; empty if it may."""
+    if not isinstance(decision, Decision) or not decision.logged:
+        return f"{INVALID}{decision!r:.100}, expected a Decision with its log entries"
+    for probability in (decision.propensity, *(logged.propensity for logged in decision.logged)):
+        if probability is not None and not 0 < probability <= 1 + 1e-6:
+            return f"{INVALID}its propensity is {probability!r}, expected a probability above 0"
+    for logged in decision.logged:
+        if isinstance(logged.eligible, list | tuple) and isinstance(logged.action, str):
+            names = [option.get("name") if isinstance(option, dict) else option for option in logged.eligible]
+            if logged.action not in names:
+                return f"{INVALID}it chose {logged.action!r:.60}, which is not eligible"
+    return ""
 
 
 class _Shadow:

@@ -29,6 +29,15 @@ class CanaryConfig:
     """Duration after which an undecided canary is held; null waits until the evidence decides or its horizon."""
     window_s: Annotated[float, Gt(0)] = 3600.0
     """Seconds after its assignment at which a unit is judged, by the reward it has then; without one it counts as 0."""
+    early_window_s: Annotated[float, Gt(0)] | None = 60.0
+    """Seconds after which errors count, where that is sooner than window_s: errors roll back by what is known then.
+    null waits for window_s."""
+    latency_limit_ms: Annotated[float, Gt(0)] | None = None
+    """Latency in milliseconds that scores 0 in the guardrail `latency`."""
+    cost_limit_usd: Annotated[float, Gt(0)] | None = None
+    """Cost in USD that scores 0 in the guardrail `cost`."""
+    latency_objective_ms: Annotated[float, Gt(0)] | None = None
+    """Latency in milliseconds that at most 5 % of the candidate's tasks may exceed; more end the release at once."""
     unit: Literal["trajectory", "conversation"] = "trajectory"
     """What is assigned to a policy as a whole."""
     shadow_answers: Annotated[int, Ge(0)] = 100
@@ -82,6 +91,7 @@ def make_spec(
             f"reward definition {reward_version} has no bounds, so no release can rest on it: add one with `bounds: "
             "[low, high]` (`etude reward add FILE`), or set experience.reward_version to one from 0 to 1"
         )
+    _check_guardrails(config)
     before = {Mode.CANARY: shares(config.stages), Mode.EXPERIMENT: (0.5 if split is None else split,)}.get(mode, ())
     if mode is Mode.CANARY and len(before) != len(config.evidence.margins):
         raise ConfigError(
@@ -100,6 +110,10 @@ def make_spec(
         deadline_minutes=config.deadline_minutes if is_canary else None,
         unit=config.unit,
         window_s=config.window_s,
+        early_window_s=config.early_window_s if _has_early_window(config) else None,
+        latency_limit_ms=config.latency_limit_ms,
+        cost_limit_usd=config.cost_limit_usd,
+        latency_objective_ms=config.latency_objective_ms,
         reward_version=reward_version,
         low=bounds[0],
         high=bounds[1],
@@ -109,6 +123,20 @@ def make_spec(
         evidence=asdict(config.evidence),
         when_undecided=config.when_undecided,
     )
+
+
+def _has_early_window(config: CanaryConfig) -> bool:
+    return config.early_window_s is not None and config.early_window_s < config.window_s
+
+
+def _check_guardrails(config: CanaryConfig) -> None:
+    """A guardrail is a score that a unit has: of its latency or its cost."""
+    limits = {"latency": config.latency_limit_ms, "cost": config.cost_limit_usd}
+    for name in config.evidence.guardrails:
+        if limits.get(name) is None:
+            fields = {"latency": "latency_limit_ms", "cost": "cost_limit_usd"}
+            needs = f"set release.canary.{fields[name]}" if name in fields else "expected latency or cost"
+            raise ConfigError(f"release.canary.evidence.guardrails has {name!r}: {needs}")
 
 
 @dataclass(frozen=True, kw_only=True)

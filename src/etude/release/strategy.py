@@ -13,9 +13,9 @@ from etude.contracts.errors import ReleaseError
 Strategy = Literal["direct", "canary", "experiment", "shadow"]
 Risk = Literal["low", "high"]
 
-HARM_UNITS = ((0.30, 323), (0.10, 2_380), (0.03, 12_200))
+HARM_UNITS = ((0.30, 320), (0.10, 2_200), (0.03, 11_900))
 """Units until a candidate that is worse by so much is rolled back, in the median (benchmarks/canary_statistics.py)."""
-EQUAL_UNITS = 11_600
+EQUAL_UNITS = 12_900
 """Units until a candidate that is as good as the incumbent is promoted, in the median."""
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from etude.contracts.decision import DecisionRequest
-from etude.contracts.errors import ConflictError, ReleaseError
+from etude.contracts.errors import ConfigError, ConflictError, ReleaseError
 from etude.contracts.release import Action, Mode, ReleaseEntry, State
 from etude.evidence.eprocess import EvidenceConfig
 from etude.release.canary import Controller
@@ -69,11 +69,70 @@ def test_errors_alone_roll_a_candidate_back(tmp_path: Path) -> None:
 
 def test_a_candidate_that_raises_is_replaced_by_the_incumbent_and_counts_as_failed(tmp_path: Path) -> None:
     traffic = Traffic(tmp_path)
-    traffic.start()
+    traffic.start(config={"window_s": 3600.0, "early_window_s": None})
     traffic.policies[traffic.new].broken = True
-    done = traffic.until_decided(step=50)
+    traffic.serve(100)  # before any window has closed
+    done = traffic.controller().reconcile(SLOT)
     assert set(traffic.served_by.values()) == {traffic.old}  # the user saw nothing of it
     assert actions(done) == [Action.ROLLED_BACK]
+    assert "failed 5 times in a row: RuntimeError: out of order" in done[0].reason
+
+
+def test_a_candidate_that_fails_now_and_then_is_no_crash_loop(tmp_path: Path) -> None:
+    traffic = Traffic(tmp_path)
+    traffic.start(config={"window_s": 3600.0, "early_window_s": None})
+    traffic.policies[traffic.new].fails_every = 4
+    traffic.serve(400)
+    assert traffic.policies[traffic.new].asked > 20
+    assert traffic.controller().reconcile(SLOT) == []
+
+
+def test_an_answer_that_is_no_decision_ends_the_release_at_once(tmp_path: Path) -> None:
+    traffic = Traffic(tmp_path)
+    traffic.start()
+    traffic.policies[traffic.new].propensity = 0.0
+    traffic.serve(60)
+    done = traffic.controller().reconcile(SLOT)
+    assert actions(done) == [Action.ROLLED_BACK]
+    assert "its propensity is 0.0" in done[0].reason
+    assert set(traffic.served_by.values()) == {traffic.old}
+
+
+@pytest.mark.parametrize("early", [60.0, None])
+def test_errors_roll_back_before_the_window_closes(tmp_path: Path, early: float | None) -> None:
+    traffic = Traffic(tmp_path)
+    traffic.start(config={"window_s": 7200.0, "early_window_s": early})
+    traffic.serve(2_000, error={traffic.old: 0.01, traffic.new: 0.3})
+    done = traffic.controller().reconcile(SLOT)
+    if early is None:
+        assert done == []
+        return
+    assert actions(done) == [Action.ROLLED_BACK]
+    assert done[0].evidence["decided_by"][0]["name"] == "early_errors"
+    assert done[0].evidence["units"] == 0
+    assert replay(traffic.open_registry(), done[0]).is_equal
+
+
+def test_latency_is_a_guardrail_and_an_objective(tmp_path: Path) -> None:
+    weights = EvidenceConfig(reward_weight=0.5, error_weight=0.3, guardrails={"latency": 0.2})
+    slower = {"old": 100.0, "new": 900.0}
+    for name, config in {
+        "guardrail": {"evidence": weights, "latency_limit_ms": 1000.0},
+        "objective": {"latency_objective_ms": 500.0},
+    }.items():
+        traffic = Traffic(tmp_path / name)
+        traffic.start(config=config)
+        times = dict(zip(traffic.versions, slower.values(), strict=True))
+        done = traffic.until_decided(units=8_000, latency_ms=times)
+        assert actions(done)[-1:] == [Action.ROLLED_BACK], name
+        assert done[-1].evidence["decided_by"][0]["name"] == {"guardrail": "rollback", "objective": "slow"}[name]
+
+
+@pytest.mark.parametrize("name", ["latency", "beauty"])
+def test_a_guardrail_without_a_score_is_refused(tmp_path: Path, name: str) -> None:
+    weights = EvidenceConfig(reward_weight=0.5, error_weight=0.3, guardrails={name: 0.2})
+    with pytest.raises(ConfigError, match=f"guardrails has '{name}'"):
+        Traffic(tmp_path).start(config={"evidence": weights})
 
 
 def test_units_enter_once_in_the_order_of_assignment_when_their_window_closes(tmp_path: Path) -> None:
@@ -292,11 +351,30 @@ def traffic_until_promoted(traffic: Traffic) -> None:
         controller.reconcile(SLOT)
 
 
+def test_falling_rewards_after_a_release_raise_one_alarm_and_roll_nothing_back(tmp_path: Path) -> None:
+    traffic = Traffic(tmp_path, success=(0.6, 0.8))
+    traffic.start(config={"holdback_days": 0.0})
+    traffic_until_promoted(traffic)
+    controller = traffic.controller()
+    traffic.serve(2_000)
+    assert controller.reconcile(SLOT) == [], "as good as in the canary"
+    traffic.success[traffic.new] = 0.3
+    traffic.serve(1_000)
+    traffic.now += timedelta(minutes=2)
+    done = controller.reconcile(SLOT)
+    assert actions(done) == [Action.ALARMED]
+    assert "mean score fell" in done[0].reason
+    assert traffic.registry.serving(SLOT).incumbent == traffic.new
+    traffic.serve(500)
+    assert controller.reconcile(SLOT) == []
+    assert traffic.controller().reconcile(SLOT) == [], "another controller knows of the alarm"
+
+
 def test_promotion_waits_for_an_approval_where_one_is_required(tmp_path: Path) -> None:
     traffic = Traffic(tmp_path, success=(0.3, 0.9))
     traffic.registry.require_approval = True
     traffic.start(config={"holdback_days": 0.0})
-    traffic.until_decided(units=12_000, step=1_000)
+    traffic.until_decided(units=12_000, step=1_000, error=dict.fromkeys(traffic.versions, 0.0))
     assert traffic.registry.serving(SLOT).incumbent == traffic.old
     traffic.registry.approve(SLOT, traffic.new, by="ada")
     assert actions(traffic.controller().reconcile(SLOT)) == [Action.PROMOTED]

@@ -46,13 +46,15 @@ class Fixed:
     problem = SLOT
 
     def __init__(self, version: str) -> None:
-        self.version, self.broken = version, False
+        self.version, self.broken, self.propensity = version, False, 1.0
+        self.asked, self.fails_every = 0, 0
 
     def decide(self, request: DecisionRequest) -> Decision:
-        if self.broken:
+        self.asked += 1
+        if self.broken or (self.fails_every and self.asked % self.fails_every == 0):
             raise RuntimeError("out of order")
         logged = LoggedDecision(problem=SLOT, action=self.version, propensity=1.0, policy=self.version)
-        return Decision(action=self.version, propensity=1.0, policy=self.version, logged=(logged,))
+        return Decision(action=self.version, propensity=self.propensity, policy=self.version, logged=(logged,))
 
 
 class Traffic:
@@ -116,7 +118,8 @@ class Traffic:
             bounds=(0.0, 1.0),
             now=self.now,
         )
-        return msgspec.structs.replace(spec, **changes)
+        own = f"r-{len(self.registry.history(SLOT))}"  # a fixed id: the same units get the same arms in every test run
+        return msgspec.structs.replace(spec, **({"id": own} | changes))
 
     def start(self, mode: Mode = Mode.CANARY, **changes: Any) -> Entry:
         entry = self.controller().start(self.spec(mode, **changes), by="ada")
@@ -124,7 +127,12 @@ class Traffic:
         return entry
 
     def serve(
-        self, count: int, *, lost: frozenset[str] = frozenset(), error: Mapping[str, float] | None = None
+        self,
+        count: int,
+        *,
+        lost: frozenset[str] = frozenset(),
+        error: Mapping[str, float] | None = None,
+        latency_ms: Mapping[str, float] | None = None,
     ) -> None:
         """One task per second; those of versions in `lost` never arrive."""
         events = []
@@ -138,7 +146,8 @@ class Traffic:
                 continue
             done = self.rng.random() < self.success[version]
             broke = self.rng.random() < (error or {}).get(version, 0.02)
-            outcome = Outcome(success=done, error="broke" if broke else None, latency_ms=1.0)
+            ms = (latency_ms or {}).get(version, 1.0)
+            outcome = Outcome(success=done, error="broke" if broke else None, latency_ms=ms)
             task = Trajectory(id=name, time=self.now, task="t", problem=SLOT, policy=version, outcome=outcome)
             reward = Reward(
                 id=f"r-{name}",
