@@ -67,6 +67,7 @@ def test_names() -> None:
         ({"max_cost_usd": 0.1}, "its cost_usd is 0.5, above max_cost_usd 0.1"),
         ({"max_cost_usd": 0.5 * (1 - 1e-9)}, None),  # but for rounding
         ({"max_latency_ms": 0.0}, None),  # it says nothing of its latency
+        ({"max_latency_ms": -1.0}, None),
     ],
 )
 def test_preferences_rule_out_by_what_an_option_says(wanted: dict[str, Any], why: str | None) -> None:

@@ -83,9 +83,10 @@ def test_a_trained_choice_passes_its_own_gate_and_the_red_team(artefact: Artefac
         assert found.verdict is Verdict.PASS, found.reason
 
 
-@pytest.mark.xfail(strict=True, reason="contracts.option.why_not raises KeyError for a negative max_cost_usd")
-def test_a_trained_choice_passes_the_safety_suite(artefact: Artefact) -> None:
-    found = run_gate("safety", safety, context_of(artefact))
+@pytest.mark.parametrize("explores", [False, True])
+def test_a_trained_choice_passes_the_safety_suite(artefact: Artefact, explores: bool) -> None:
+    policy = load(artefact).sampled() if explores else load(artefact)
+    found = run_gate("safety", safety, context_of(artefact, policy))
     assert found.verdict is Verdict.PASS, found.reason
 
 
