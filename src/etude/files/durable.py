@@ -5,6 +5,7 @@ Private ones are for their owner alone, whatever the umask; experience is stored
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -27,14 +28,21 @@ def make_folder(folder: Path) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Empty where there is none; a file of our own that others could read is closed to them."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+    """Empty where there is none; a file of our own that others could read is closed to them.
+
+    One that exists is not opened: closing it would release the locks that SQLite holds on it in this process, and
+    another process would then remove the write-ahead log that is in use.
+    """
     try:
-        found = os.fstat(handle)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
+    except FileExistsError:
+        found = os.stat(path)
         if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.geteuid():
-            os.fchmod(handle, PRIVATE)
-    finally:
-        os.close(handle)
+            os.chmod(path, PRIVATE)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
 
 
 @contextmanager

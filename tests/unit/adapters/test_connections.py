@@ -87,3 +87,20 @@ def test_the_store_may_be_forked_amid_writing(tmp_path: Path) -> None:
     kept = [row.summary.id for row in store.scan(Where(), version=1)]
     store.close()
     assert len(kept) == len(set(kept)) == 1 + 160 + 60
+
+
+def test_a_second_store_of_the_process_keeps_the_log_of_the_first(tmp_path: Path) -> None:
+    """Another process that was the last to close the file would remove its write-ahead log."""
+    path = tmp_path / "experience.sqlite"
+    store = SqliteStore(path)
+    store.put("kind", "before", b"1")
+    second = SqliteStore(path)  # opens no file that SQLite has locked
+    second.documents("kind")
+    program = f"import pathlib; from etude.adapters.sqlite import SqliteStore as S; s = S(pathlib.Path({str(path)!r}))"
+    done = subprocess.run([sys.executable, "-c", f"{program}; s.documents('kind'); s.close()"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert Path(f"{path}-wal").exists()
+    store.put("kind", "after", b"2")
+    assert set(SqliteStore(path).documents("kind")) == {"before", "after"}
+    store.close()
+    second.close()
