@@ -1,12 +1,13 @@
 """A week of the loop under 200 random SIGKILLs: what is lost, done twice or served without proof, by counting.
 
     python benchmarks/loop_faults.py                     # about 15 minutes on 2 busy cores
-    python benchmarks/loop_faults.py --kills 50 --speed 2400
+    python benchmarks/loop_faults.py --kills 50 --speed 2000
 
 Two coordinators, one of which leads, their jobs (`etude train`), a controller that looks at the canaries all day, and a
 server for each of two slots are killed at random moments and started again at once, while a simulated week passes.
 In each slot the loop trains three policies: the first is approved by a person, the second is better and is promoted by
-its canary, the third passes its gates but does harm and is rolled back. The same week without a kill comes second, somewhat faster. Both must end in the same state: the same trajectories, jobs by trigger, steps of every policy, and
+its canary, the third passes its gates but does harm and is rolled back. The same week without a kill comes second, and
+somewhat faster. Both must end in the same state: the same trajectories, jobs by trigger, steps of every policy, and
 what serves. The versions themselves and the unit at which a decision falls may differ, since a job that starts a few
 units later learns from a few units more.
 

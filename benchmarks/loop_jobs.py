@@ -31,6 +31,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -191,15 +192,14 @@ def play(folder: Path, *, jobs: int, every_s: float) -> dict[str, Any]:
         faults, began = Faults(folder, of, queue), time.monotonic()
         waiting = list(slots)
         try:
-            while waiting or not _settled(queue, slots, approved):
+            while waiting or not _settled(queue, slots):
                 if time.monotonic() - began > jobs * every_s + 480:
                     break
                 if waiting and time.monotonic() - began > (jobs - len(waiting)) * every_s and faults.lock is None:
                     slot = waiting.pop(0)
-                    if of.get(slot) == "memory":  # a request of a person, with its own limit
-                        limit = Compute(memory_gb=0.05)
-                        _submit(queue, slot, limit)
                     log_slot(store, slot, wrong_at_the_end=of.get(slot) == "gates")
+                    if of.get(slot) == "memory":  # a request of a person, with its own limit
+                        _submit(queue, slot, Compute(memory_gb=0.05))
                     complete[slot] = time.time()
                     if of.get(slot) == "store":
                         faults.lock_store(slot)
@@ -226,7 +226,7 @@ def _submit(queue: SqliteJobs, slot: str, compute: Compute) -> None:
     queue.submit(Job(id=job_id(request.id), slot=slot, request=request, created=now))
 
 
-def _settled(queue: SqliteJobs, slots: list[str], approved: set[str]) -> bool:
+def _settled(queue: SqliteJobs, slots: list[str]) -> bool:
     jobs = queue.jobs()
     ended = {job.slot for job in jobs if job.state == JobState.FAILED or job.stage in ("refused", "started")}
     return ended >= set(slots)
@@ -239,14 +239,15 @@ def measure(
     jobs = {job.slot: job for job in reversed(queue.jobs())}
     seen = [json.loads(line) for line in (folder / "seen.jsonl").read_text().splitlines()]
     first = {(one["slot"], one["version"]): one["time"] for one in seen}
-    starts, gates, deployments, rows = [], [], [], []
+    starts, gates, deployments = list[float](), list[float](), list[float]()
+    rows = list[dict[str, Any]]()
     for slot in slots:
         job, history = jobs.get(slot), registry.history(slot)
         times = {entry.action: entry.time.timestamp() for entry in reversed(history)}
         if job is None:
             continue
         if job.started is not None:
-            starts.append(job.started.timestamp() - max(complete[slot], job.created.timestamp() - 1e9))
+            starts.append(job.started.timestamp() - complete[slot])
         verdict = next((e.time.timestamp() for e in history if e.action.startswith("gates_")), None)
         if verdict is not None:
             gates.append(verdict - times[Action.REGISTERED])
@@ -301,8 +302,6 @@ def _fork(role: Callable[[], None], folder: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
-    import traceback
-
     try:
         role()
     except BaseException:

@@ -108,7 +108,7 @@ class Week:
                 "poll_s": 0.25,
                 "lease_s": self.lease_s,
                 "retries": 100,
-                "backoff_s": 0.25,
+                "backoff_s": 0.05,
                 "nice": 0,
                 "regate_hours": 6.0,
             },
@@ -227,6 +227,7 @@ class Running:
     week: Week
     pids: dict[str, int] = field(default_factory=dict)
     kills: Counter[str] = field(default_factory=Counter)
+    killed_runs: Counter[str] = field(default_factory=Counter)
     exits: Counter[str] = field(default_factory=Counter)
     """Processes that ended by themselves, which none should."""
 
@@ -250,24 +251,26 @@ class Running:
         self.kills[name.partition(" ")[0]] += 1
         self._start(name)
 
-    def kill_job(self) -> bool:
-        """Kill the process of a job, which the loop starts again; False if none runs."""
-        for pid in self.job_pids():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                self.kills["job"] += 1
-                return True
+    def kill_job(self, most: int) -> bool:
+        """Kill the process of a job, which the loop starts again; False if none runs that was not killed so often."""
+        for pid, folder in self.job_pids():
+            if self.killed_runs[folder] < most:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    self.kills["job"] += 1
+                    self.killed_runs[folder] += 1
+                    return True
         return False
 
-    def job_pids(self) -> list[int]:
-        """Processes `etude train` that the coordinators of this week started."""
+    def job_pids(self) -> list[tuple[int, str]]:
+        """Processes `etude train` that the coordinators of this week started, with their run folders."""
         ours, found = set(self.pids.values()), []
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, IndexError, ValueError):
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                command = (path / "cmdline").read_bytes().split(b"\0")
-                if parent in ours and b"train" in command:
-                    found.append(int(path.name))
+                command = (path / "cmdline").read_text().split("\0")
+                if parent in ours and "train" in command:
+                    found.append((int(path.name), command[command.index("--out") + 1]))
         return found
 
     def revive(self) -> None:
@@ -504,7 +507,7 @@ def live(folder: Path, week: Week, *, kills: int, seed: int) -> dict[str, Any]:
                 break
             if moments and now >= moments[0]:
                 moments.pop(0)
-                kill_one(running, rng, kills)
+                kill_one(running, rng)
             watcher.look()
             if now - verified > VERIFY_S:
                 verified = now
@@ -530,12 +533,15 @@ def live(folder: Path, week: Week, *, kills: int, seed: int) -> dict[str, Any]:
     }
 
 
-def kill_one(running: Running, rng: random.Random, kills: int) -> None:
-    """A job if one runs, up to its quarter of the kills; else one of the others."""
-    if running.kills["job"] < kills / 4 and rng.random() < 0.7 and running.kill_job():
+def kill_one(running: Running, rng: random.Random) -> None:
+    """A job if one runs that was not killed often; else one of the others. Each failure of a job doubles its pause."""
+    if rng.random() < 0.6 and running.kill_job(JOB_KILLS):
         return
     kind = rng.choice(["coordinator", "controller", "server"])
     running.kill(rng.choice([name for name in running.names if name.startswith(kind)]))
+
+
+JOB_KILLS = 8
 
 
 def main() -> None:

@@ -294,9 +294,10 @@ class Registry:
             raise ReleaseError(f"{slot}: {version} is {state}: its files are needed")
         if state is not State.RETIRED:
             self.record(slot, Action.RETIRED, version, actor=actor, reason=reason)
-        self.record(slot, Action.DELETED, version, actor=actor, reason=reason)
         for key in (*self.blobs.keys(f"artefacts/{version}/"), *self.blobs.keys(f"attachments/{version}/")):
             self.blobs.delete(key)
+        # Last: what is killed before it is repeated, and a retired version can never serve again.
+        self.record(slot, Action.DELETED, version, actor=actor, reason=reason)
 
     def follow(self, slot: str) -> Follower:
         """The serving state of a slot as of now, cheap enough to be asked at every decision."""

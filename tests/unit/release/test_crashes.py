@@ -15,6 +15,7 @@ from etude.adapters.objects import FolderBlobs
 from etude.contracts.errors import ReleaseError
 from etude.contracts.release import Action, ReleaseEntry
 from etude.release.replay import replay
+from etude.release.retention import expire
 from tests.unit.release.traffic import SLOT, Traffic, make_artefact
 
 
@@ -179,3 +180,24 @@ def test_a_follower_sees_entries_in_one_tick_of_the_file_system(
     os.waitpid(pid, 0)
     time.sleep(0.005)
     assert follower.serving().incumbent == traffic.new
+
+
+def test_deletion_that_is_killed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic(tmp_path)
+    registry = traffic.registry
+    delete, calls = FolderBlobs.delete, list[str]()
+
+    def die(self: FolderBlobs, key: str) -> bool:
+        calls.append(key)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return delete(self, key)
+
+    monkeypatch.setattr(FolderBlobs, "delete", die)
+    with pytest.raises(KeyboardInterrupt):
+        registry.delete_files(SLOT, traffic.new, actor="ada", reason="old")
+    traffic.now += timedelta(days=40)
+    assert expire(registry, SLOT, days=30, actor="ada") == [traffic.new]
+    assert registry.blobs.keys(f"artefacts/{traffic.new}/") == []
+    actions = [entry.action for entry in registry.history(SLOT) if entry.version == traffic.new]
+    assert actions[-2:] == [Action.RETIRED, Action.DELETED]
