@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other: `make bench`. About 90 minutes on 2 cores; results/ holds the numbers."""
+"""Every benchmark, one after the other: `make bench`. About two hours on 2 cores; results/ holds the numbers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ SCRIPTS = (
     "experience_store.py",
     "ingest.py",
     "durability.py",
+    "loop_faults.py",
+    "loop_jobs.py",
 )
 """Run by hand: `plans.py`, `calibration.py`, `new_tools.py`, `choices.py`, `choice_explain.py` and `redaction.py` need
 public data, `from_logs.py`, `office_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour,

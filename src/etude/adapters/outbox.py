@@ -105,6 +105,8 @@ class Outbox:
         self._path = path
         self._ack_wait_s, self._max_deliveries, self._backoff_s = ack_wait_s, max_deliveries, tuple(backoff_s)
         self._clock = clock
+        # What is due later than this was given before the clock was set back: it does not wait so long.
+        self._longest_s = ack_wait_s + max(self._backoff_s, default=0.0)
         self._published, self._checkpointing = Condition(), Lock()
         self._tidied, self._next_checkpoint = time.monotonic(), 0.0
         self._waiting = WaitingLog(str(path))
@@ -209,19 +211,21 @@ class Outbox:
 
     def _has_some(self, db: sqlite3.Connection, stream: str, group: str) -> bool:
         query = """SELECT NOT EXISTS (SELECT 1 FROM consumers WHERE stream = :stream AND name = :name)
-            OR EXISTS (SELECT 1 FROM given WHERE stream = :stream AND name = :name AND due <= :now)
+            OR EXISTS (SELECT 1 FROM given WHERE stream = :stream AND name = :name
+                AND (due <= :now OR due > :now + :longest))
             OR EXISTS (SELECT 1 FROM message WHERE stream = :stream AND number >
                 (SELECT cursor FROM consumers WHERE stream = :stream AND name = :name))"""
-        return bool(db.execute(query, {"stream": stream, "name": group, "now": self._clock()}).fetchone()[0])
+        known = {"stream": stream, "name": group, "now": self._clock(), "longest": self._longest_s}
+        return bool(db.execute(query, known).fetchone()[0])
 
     def _give(self, db: sqlite3.Connection, stream: str, group: str, limit: int) -> dict[int, int]:
         """Attempts by message number, in the order of delivery."""
         now, key = self._clock(), (stream, group)
         db.execute("INSERT OR IGNORE INTO consumers VALUES (?, ?, 0)", key)
         given: dict[int, int] = {}
-        due = """SELECT number, attempt FROM given WHERE stream = ? AND name = ? AND due <= ?
+        due = """SELECT number, attempt FROM given WHERE stream = ? AND name = ? AND (due <= ? OR due > ?)
             ORDER BY due, number LIMIT ?"""
-        for number, attempt in db.execute(due, (*key, now, limit)).fetchall():
+        for number, attempt in db.execute(due, (*key, now, now + self._longest_s, limit)).fetchall():
             if attempt >= self._max_deliveries:
                 for worn_out in _deliveries(db, stream, group, {number: attempt}):
                     self._bury(db, worn_out, exhausted(attempt))

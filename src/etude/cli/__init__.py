@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,11 @@ import typer
 import etude
 from etude.cli.display import fail
 from etude.cli.lazy import Entry, LazyGroup
-from etude.contracts.errors import EtudeError, MissingExtraError
+from etude.contracts.errors import EtudeError, MissingExtraError, StoreError
 
+TRY_AGAIN = 75
+"""Exit code where a store or a disk cannot be reached or has no room now: EX_TEMPFAIL of sysexits.h."""
+PASSING = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE})
 COMMANDS = {
     "init": Entry("etude.cli.orchestrator.init:init", "Make a folder of tools and workflows to begin with."),
     "train": Entry("etude.cli.train:app", "Train a policy; an interrupted run resumes where it stopped."),
@@ -77,7 +81,8 @@ def _root(
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run a command. Exit codes: 0 success, 1 unexpected error, 2 error to correct, 130 and 143 interrupted."""
+    """Run a command. Exit codes: 0 success, 1 unexpected error, 2 error to correct, 75 something cannot be reached or
+    written now, 130 and 143 interrupted."""
     # Waiting threads must not spin for long: on a busy machine two spinning threads are several times slower than one.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
@@ -85,7 +90,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.exit(0)
     except EtudeError as error:
         fail(str(error))
-        sys.exit(2)
+        sys.exit(TRY_AGAIN if isinstance(error, StoreError) else 2)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("torch", "safetensors", "scipy"):
             _unexpected(error)
@@ -93,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.exit(2)
     except OSError as error:
         fail(f"{error.filename or 'a file or stream that is not named'}: {error.strerror or error}")
-        sys.exit(2)
+        sys.exit(TRY_AGAIN if error.errno in PASSING else 2)
     except Exception as error:  # a traceback is shown on request
         _unexpected(error)
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from etude.contracts.blobs import BlobStore
 from etude.contracts.bus import EventBus, message_of
-from etude.contracts.errors import ConfigError, EtudeError, EventError, StoreError
+from etude.contracts.errors import ConfigError, DatasetError, EtudeError, EventError, StoreError
 from etude.contracts.jobs import (
     OPEN_STAGES,
     Cost,
@@ -41,7 +41,7 @@ from etude.contracts.subjects import TRAINING, decode
 from etude.contracts.training import JobError as Failure
 from etude.contracts.training import TrainingRequest
 from etude.evidence.overlap import Verdict
-from etude.experience.datasets import DatasetConfig, create, read_manifest
+from etude.experience.datasets import DatasetConfig, create, read_manifest, verify
 from etude.loop.config import LoopConfig
 from etude.loop.events import deployed_of, job_of, refusal_of, status_of
 from etude.loop.notify import Notices, notice_of_failure, notice_of_refusal, notice_of_release
@@ -54,7 +54,7 @@ from etude.loop.summary import (
     write_report,
     yesterday,
 )
-from etude.loop.triggers import Due, Facts, Waiting, decide
+from etude.loop.triggers import MAX_AHEAD, Due, Facts, Waiting, decide
 from etude.problems.spec import FROM_LOGS
 from etude.problems.table import find_spec, names
 
@@ -68,6 +68,8 @@ BUSY_POLL_S = 0.25
 """Seconds between ticks while a job or gates run."""
 
 log = logging.getLogger("etude")
+
+T = TypeVar("T")
 
 
 class Releases(Protocol):
@@ -157,6 +159,8 @@ class Coordinator:
     """Fencing number of this leader."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held to change `claimed`, which `renew` reads from another thread."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be done in this tick."""
 
     def tick(self) -> Tick:
         """Do everything that is due. A step that fails does not stop the others: the next tick tries it again."""
@@ -164,14 +168,20 @@ class Coordinator:
         if term is None:
             self.stop()
             return Tick(leads=False)
-        self.term = term
-        happened, problems = list[str](), list[str]()
-        for step in STEPS:
+        self.term, self.problems = term, []
+        happened = self.each(STEPS, lambda step: step(self), lambda step: step.__name__.replace("_", " "))
+        is_busy = bool(self.claimed) or bool(self.gating)
+        return Tick(happened=tuple(happened), problems=tuple(self.problems), is_busy=is_busy)
+
+    def each(self, items: Iterable[T], do: Callable[[T], list[str]], name: Callable[[T], str]) -> list[str]:
+        """What happened to each of them. The error of one is a problem of this tick, and does not stop the others."""
+        happened = list[str]()
+        for item in items:
             try:
-                happened += step(self)
+                happened += do(item)
             except (EtudeError, OSError) as error:
-                problems.append(f"{step.__name__.replace('_', ' ')}: {error}")
-        return Tick(happened=tuple(happened), problems=tuple(problems), is_busy=bool(self.claimed) or bool(self.gating))
+                self.problems.append(f"{name(item)}: {error}")
+        return happened
 
     def renew(self) -> None:
         """Renew the leases of the leader and of its jobs; called from another thread while a step takes long."""
@@ -206,7 +216,9 @@ class Coordinator:
     def facts(self, slot: str) -> Facts:
         jobs = self.queue.jobs(slot=slot)  # the last first
         active = next((job.id for job in jobs if job.state in (JobState.QUEUED, JobState.RUNNING)), "")
-        learned = next((job.data_until for job in jobs if job.state == JobState.COMPLETED and job.data_until), None)
+        latest = self.clock() + MAX_AHEAD  # what lies behind it is of a clock that was wrong
+        known = (job.data_until for job in jobs if job.state == JobState.COMPLETED and job.data_until)
+        learned = next((until for until in known if until <= latest), None)
         last = jobs[0].created if jobs else None
         new = Where(problem=slot, since=learned and learned + MICROSECOND, min_confidence=0.0)
         return Facts(
@@ -339,9 +351,13 @@ def _look_after(loop: Coordinator, claimed: Claimed) -> list[str]:
 def _prepare(loop: Coordinator, claimed: Claimed) -> None:
     """Freeze the dataset of a job that learns from logs, once; and name its run folder."""
     job, config = claimed.job, loop.config
-    prepared = replace(job, run=job.run or str(Path(config.runs) / job.id))
+    name = job.id
+    if is_damaged(loop, job):  # what it has is left as it is: a run belongs to one dataset
+        name = f"{job.id}-{job.attempts}"
+        job = replace(job, run="", dataset="")
+    prepared = replace(job, run=job.run or str(Path(config.runs) / name))
     if job.method == FROM_LOGS and not job.dataset:
-        place, held_out = f"{config.datasets}/{job.id}", job.request.evaluation.holdout
+        place, held_out = f"{config.datasets}/{name}", job.request.evaluation.holdout
         blobs = loop.datasets(place)
         manifest = read_manifest(blobs) or create(
             loop.store,
@@ -357,6 +373,17 @@ def _prepare(loop: Coordinator, claimed: Claimed) -> None:
     with loop.lock:
         claimed.job = prepared
         loop.queue.heartbeat(prepared, lease_s=config.lease_s)
+
+
+def is_damaged(loop: Coordinator, job: Job) -> bool:
+    """Whether the dataset of a job was altered or lost since it was made; it is then made again from the store."""
+    if not job.dataset:
+        return False
+    try:
+        verify(loop.datasets(job.dataset))
+    except DatasetError:
+        return True
+    return False
 
 
 def _checkpoint(loop: Coordinator, job: Job) -> Path | None:
@@ -385,7 +412,7 @@ def _settle(loop: Coordinator, claimed: Claimed, ended: Ended) -> list[str]:
             stored = loop.queue.finish(final, version=ended.version)
         else:
             error = ended.error or Failure(kind="Stopped", message="it was stopped", retryable=True)
-            stored = loop.queue.fail(final, error)
+            stored = loop.queue.fail(final, error if error.retryable else _with_cause(loop, final, error))
     if stored is None:
         return [f"job {job.id} of {job.slot} lost to another coordinator"]
     if stored.state == JobState.COMPLETED:
@@ -395,18 +422,29 @@ def _settle(loop: Coordinator, claimed: Claimed, ended: Ended) -> list[str]:
     return [f"job {job.id} of {job.slot} failed: {stored.error.message}{then}"]
 
 
+def _with_cause(loop: Coordinator, job: Job, error: Failure) -> Failure:
+    """A failure that comes from a damaged dataset may pass, since the next attempt has another one."""
+    try:
+        return replace(error, retryable=is_damaged(loop, job))
+    except StoreError:
+        return error
+
+
 def register(loop: Coordinator) -> list[str]:
     """Register the policies of completed jobs as candidates."""
     if loop.releases is None:
         return []
-    happened = []
-    for job in reversed(loop.queue.jobs(stages=[Stage.TRAINED])):
-        lineage = {"job": job.id, "trigger": job.request.trigger, "dataset": job.dataset_id, "run": job.run}
-        _cursor(loop, job.slot)  # what happens from now on is reported
-        version = loop.releases.register(Path(job.run), job.slot, lineage)
-        loop.queue.advance(job.id, Stage.REGISTERED)
-        happened.append(f"policy {version} registered as a candidate of {job.slot}")
-    return happened
+    jobs = reversed(loop.queue.jobs(stages=[Stage.TRAINED]))
+    return loop.each(jobs, lambda job: _register(loop, job), lambda job: f"register {job.id}")
+
+
+def _register(loop: Coordinator, job: Job) -> list[str]:
+    assert loop.releases is not None
+    lineage = {"job": job.id, "trigger": job.request.trigger, "dataset": job.dataset_id, "run": job.run}
+    _cursor(loop, job.slot)  # what happens from now on is reported
+    version = loop.releases.register(Path(job.run), job.slot, lineage)
+    loop.queue.advance(job.id, Stage.REGISTERED)
+    return [f"policy {version} registered as a candidate of {job.slot}"]
 
 
 def gate(loop: Coordinator) -> list[str]:
@@ -464,21 +502,27 @@ def start(loop: Coordinator) -> list[str]:
     """Start the release of the newest candidate that passed, where no other is exposed."""
     if loop.releases is None:
         return []
-    happened = []
     passed = loop.queue.jobs(stages=[Stage.PASSED])
-    for slot in dict.fromkeys(job.slot for job in passed):
-        newest, *older = [job for job in passed if job.slot == slot]
-        for job in older:
+    slots = dict.fromkeys(job.slot for job in passed)
+    own = {slot: [job for job in passed if job.slot == slot] for slot in slots}
+    return loop.each(own, lambda slot: _start(loop, slot, own[slot]), lambda slot: f"start {slot}")
+
+
+def _start(loop: Coordinator, slot: str, passed: Sequence[Job]) -> list[str]:
+    assert loop.releases is not None
+    happened = list[str]()
+    newest, *older = passed
+    for job in older:
+        loop.queue.advance(job.id, Stage.SUPERSEDED, f"by {newest.version}")
+    assert newest.version is not None
+    if not _was_started(loop.releases, slot, newest.version):
+        if loop.releases.serving(slot).exposure is not None:
+            return []
+        happened.append(f"{slot}: {loop.releases.start(newest.version, slot)}")
+    loop.queue.advance(newest.id, Stage.STARTED)
+    for job in loop.queue.jobs(slot=slot, stages=OPEN_STAGES):
+        if job.created < newest.created:
             loop.queue.advance(job.id, Stage.SUPERSEDED, f"by {newest.version}")
-        assert newest.version is not None
-        if not _was_started(loop.releases, slot, newest.version):
-            if loop.releases.serving(slot).exposure is not None:
-                continue
-            happened.append(f"{slot}: {loop.releases.start(newest.version, slot)}")
-        loop.queue.advance(newest.id, Stage.STARTED)
-        for job in loop.queue.jobs(slot=slot, stages=OPEN_STAGES):
-            if job.created < newest.created:
-                loop.queue.advance(job.id, Stage.SUPERSEDED, f"by {newest.version}")
     return happened
 
 
@@ -490,14 +534,15 @@ def _was_started(releases: Releases, slot: str, version: str) -> bool:
 
 def reconcile(loop: Coordinator) -> list[str]:
     """Let every release do what it has due."""
-    if loop.releases is None:
-        return []
-    happened = []
-    for slot in loop.releases.slots():
-        _cursor(loop, slot)  # before the first step, which is then reported
-        for entry in loop.releases.reconcile(slot):
-            happened.append(f"{slot}: {entry.version} {entry.action.replace('_', ' ')}")
-    return happened
+    slots = loop.releases.slots() if loop.releases is not None else ()
+    return loop.each(slots, lambda slot: _reconcile(loop, slot), lambda slot: f"reconcile {slot}")
+
+
+def _reconcile(loop: Coordinator, slot: str) -> list[str]:
+    assert loop.releases is not None
+    _cursor(loop, slot)  # before the first step, which is then reported
+    entries = loop.releases.reconcile(slot)
+    return [f"{slot}: {entry.version} {entry.action.replace('_', ' ')}" for entry in entries]
 
 
 def publish(loop: Coordinator) -> list[str]:
@@ -515,16 +560,21 @@ def publish(loop: Coordinator) -> list[str]:
 
 def notify(loop: Coordinator) -> list[str]:
     """Publish which policies decide, post what people should know, and what no one acknowledged."""
-    for slot in loop.releases.slots() if loop.releases is not None else ():
-        cursor = _cursor(loop, slot)
-        entries = loop.releases.history(slot, after=cursor) if loop.releases is not None else ()
-        if entries:
-            events = [deployed_of(slot, entry) for entry in entries]
-            loop.bus.publish([message_of(event) for event in events if event is not None])
-            found = [notice_of_release(slot, entry) for entry in entries]
-            loop.notices.add([notice for notice in found if notice is not None])
-            loop.store.put(DOCUMENT, f"{CURSOR}{slot}", str(entries[-1].number).encode())
+    slots = loop.releases.slots() if loop.releases is not None else ()
+    loop.each(slots, lambda slot: _notice(loop, slot), lambda slot: f"notify {slot}")
     return loop.notices.deliver(loop.clock())
+
+
+def _notice(loop: Coordinator, slot: str) -> list[str]:
+    assert loop.releases is not None
+    cursor = _cursor(loop, slot)
+    if entries := loop.releases.history(slot, after=cursor):
+        events = [deployed_of(slot, entry) for entry in entries]
+        loop.bus.publish([message_of(event) for event in events if event is not None])
+        found = [notice_of_release(slot, entry) for entry in entries]
+        loop.notices.add([notice for notice in found if notice is not None])
+        loop.store.put(DOCUMENT, f"{CURSOR}{slot}", str(entries[-1].number).encode())
+    return []
 
 
 def _cursor(loop: Coordinator, slot: str) -> int:

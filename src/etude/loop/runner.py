@@ -31,8 +31,9 @@ from etude.loop.config import LoopConfig
 STOP_S = 20.0
 """Seconds between the request to end and the kill."""
 TAIL_BYTES = 1 << 16
-WRONG_INPUT = 2
-"""Exit status of a command that has to be corrected: trying again gives the same."""
+WRONG_INPUT, TRY_AGAIN = 2, 75
+"""Exit status of a command that has to be corrected, where trying again gives the same; and of one whose store or disk
+could not be reached."""
 LAUNCH = """
 import ctypes, os, signal, sys
 nice, parent = int(sys.argv[1]), int(sys.argv[2])
@@ -211,7 +212,7 @@ class ProcessJob:
             name = signal.Signals(-status).name
             message = f"its process was ended by {name}" + (f"; it said: {said}" if said else "")
             return Ended(error=Failure(kind="Killed", message=message, retryable=True))
-        kind = "WrongInput" if status == WRONG_INPUT else "Unexpected"
+        kind = {WRONG_INPUT: "WrongInput", TRY_AGAIN: "StoreError"}.get(status, "Unexpected")
         message = said or f"its process ended with status {status}; its output is in {self.log}"
         return Ended(error=Failure(kind=kind, message=message, retryable=status != WRONG_INPUT))
 

@@ -8,6 +8,7 @@ proof.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -43,6 +44,8 @@ from etude.release.watch import Watched, watched
 CONTROLLER = "controller"
 SLOW_SHARE = 0.05
 """Share of the candidate's tasks that may be slower than the latency objective."""
+RECENT = 100
+"""Units of each arm in which an outage is looked for."""
 CRASH_LOOP = 5
 """Failures of the candidate in a row that end its release at once."""
 BATCH = 2000
@@ -66,6 +69,10 @@ class Release:
     open: dict[str, OpenUnit] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
     """Bytes read of each journal."""
+    broken: dict[bool, deque[bool]] = field(
+        default_factory=lambda: {arm: deque(maxlen=RECENT) for arm in (True, False)}
+    )
+    """Whether each recent unit broke or never arrived, by whether it is the candidate's."""
 
     def fold(self, through: int | None = None) -> None:
         """Bring the evidence up to the newest entry of the ledger, or up to an earlier one."""
@@ -77,9 +84,15 @@ class Release:
                 self.seen_early.add(early.unit)
             for unit in entry.units:
                 self.evidence.update(to_unit(unit))
+                self.broken[unit.candidate].append(unit.error)
                 self.closed.add(unit.unit)
                 self.open.pop(unit.unit, None)
             self.through = entry.number
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether most units of both arms broke or never arrived: they are equal then, which says nothing of either."""
+        return all(sum(arm) > len(arm) / 2 for arm in self.broken.values())
 
 
 def to_unit(unit: ClosedUnit) -> Unit:
@@ -312,7 +325,7 @@ class Controller:
         if exposure.mode is not Mode.CANARY or exposure.status != "running":
             return None
         finding = self._finding(release, exposure)
-        if finding.action is not Finds.PASS_STAGE:
+        if finding.action is not Finds.PASS_STAGE or release.is_blind:
             return None
         if self.clock() - self._stage_began(head, spec) < timedelta(minutes=spec.stage_minutes):
             return None

@@ -58,10 +58,9 @@ class Ledger(Generic[E]):
         """SHA-256 of the newest entry that was read; empty without one."""
         return self._hashes[-1] if self._hashes else ""
 
-    @property
-    def next_key(self) -> str:
-        """Key of the entry after the newest one that was read: it exists once somebody appends."""
-        return self._key(len(self._read) + 1)
+    def key_of(self, number: int) -> str:
+        """Key of an entry: the blob of the one after the newest exists once somebody appends."""
+        return f"{self.prefix}/{number:09d}.json"
 
     def hashes(self) -> list[str]:
         """SHA-256 of every entry, in order."""
@@ -71,7 +70,7 @@ class Ledger(Generic[E]):
     def entries(self, after: int = 0) -> list[E]:
         """Entries with a higher number than `after`, verified."""
         with self._turn:
-            while (data := self._blobs.get(self.next_key)) is not None:
+            while (data := self._blobs.get(self.key_of(len(self._read) + 1))) is not None:
                 self._add(data)
             return self._read[after:]
 
@@ -90,7 +89,7 @@ class Ledger(Generic[E]):
             if entry.number != len(self._read) + 1:
                 raise self._conflict(entry.number)
             data = self._sealed(entry)
-            key = self._key(entry.number)
+            key = self.key_of(entry.number)
             # A store that repeats a request whose answer was lost finds its own blob there.
             if not self._blobs.put(key, data, replace=False) and self._blobs.get(key) != data:
                 raise self._conflict(entry.number)
@@ -102,7 +101,7 @@ class Ledger(Generic[E]):
         """Read every entry again from the store and return their number; TamperedError for the first that is wrong."""
         again = Ledger(self._blobs, self.prefix, self._kind, self._keys)
         count = len(again.entries())
-        strays = set(self._blobs.keys(f"{self.prefix}/")) - {self._key(number + 1) for number in range(count)}
+        strays = set(self._blobs.keys(f"{self.prefix}/")) - {self.key_of(number + 1) for number in range(count)}
         if strays:
             raise TamperedError(
                 f"{self.prefix} in {self._blobs.url}: has {count} entries in a row, and {min(strays)} besides them: "
@@ -124,7 +123,7 @@ class Ledger(Generic[E]):
 
     def _add(self, data: bytes) -> None:
         number = len(self._read) + 1
-        what = f"{self._key(number)} in {self._blobs.url}"
+        what = f"{self.key_of(number)} in {self._blobs.url}"
         try:
             envelope = msgspec.json.decode(data, type=Envelope)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -150,6 +149,3 @@ class Ledger(Generic[E]):
     def _signed(self, raw: bytes) -> bytes:
         """The prefix is signed too: an entry of one ledger is none of another."""
         return self.prefix.encode() + b"\n" + raw
-
-    def _key(self, number: int) -> str:
-        return f"{self.prefix}/{number:09d}.json"

@@ -8,18 +8,22 @@ releases/ID/           the ledger of a release (`canary.py`)
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
@@ -120,7 +124,7 @@ class Registry:
             manifest = msgspec.json.decode(data, type=Manifest)
             files = {name: self._checked(version, name, sha256) for name, sha256 in manifest.files.items()}
             make_folder(self.cache)
-            write_folder(folder, files | {MANIFEST: data})
+            _keep_copy(folder, files | {MANIFEST: data})
         return Artefact(folder)  # checks the hash of each file when it is read
 
     def verify(self, version: str) -> Manifest:
@@ -290,9 +294,10 @@ class Registry:
             raise ReleaseError(f"{slot}: {version} is {state}: its files are needed")
         if state is not State.RETIRED:
             self.record(slot, Action.RETIRED, version, actor=actor, reason=reason)
-        self.record(slot, Action.DELETED, version, actor=actor, reason=reason)
         for key in (*self.blobs.keys(f"artefacts/{version}/"), *self.blobs.keys(f"attachments/{version}/")):
             self.blobs.delete(key)
+        # Last: what is killed before it is repeated, and a retired version can never serve again.
+        self.record(slot, Action.DELETED, version, actor=actor, reason=reason)
 
     def follow(self, slot: str) -> Follower:
         """The serving state of a slot as of now, cheap enough to be asked at every decision."""
@@ -304,50 +309,47 @@ class Registry:
 
 class Follower:
     """Notices a change by this process at the next call; one by another process within a millisecond on a folder, by
-    its time of change, and within a second on a bucket."""
+    the file of the next entry, and within a second on a bucket."""
 
     def __init__(self, registry: Registry, slot: str, *, poll_s: float = POLL_S) -> None:
-        self._registry, self._slot = registry, slot
-        self._folder = _folder_of(registry.blobs, slot)
-        self._seen = self._stamp()
-        self._serving = registry.serving(slot)
-        self._look_at, self._appended = 0.0, -1
-        self._own = Ledger.appended  # of changes that a bucket was read after
+        self._slot, self._ledger = slot, registry.slot_ledger(slot)
+        self._folder = _folder_of(registry.blobs)
+        self._look_at, self._appended = 0.0, Ledger.appended
+        self._serving, self._next = Serving(), ""
+        self._refused: tuple[int, int] | None = None  # the file of a next entry that was tampered with
+        self._take(self._ledger.head())
         self._closed = threading.Event()
         if self._folder is None:
             threading.Thread(target=self._poll, args=(poll_s,), name="etude-follow", daemon=True).start()
 
     def serving(self) -> Serving:
-        now = monotonic()
-        if now < self._look_at and Ledger.appended == self._appended:
+        now, own = monotonic(), Ledger.appended
+        if now < self._look_at and own == self._appended:
             return self._serving
-        self._look_at, self._appended = now + LOOK_S, Ledger.appended
-        if self._folder is not None:
-            if (stamp := self._stamp()) != self._seen and self._read():
-                self._seen = stamp
-        elif self._own != self._appended:
-            self._own = self._appended if self._read() else -1
+        self._look_at = now + LOOK_S
+        if own != self._appended:
+            self._appended = own
+            self._read()
+        # Not by the time of change of the folder: several changes fit into one tick of the kernel, its resolution.
+        elif self._folder is not None and (file := _stamp(self._next)) is not None and file != self._refused:
+            self._refused = file if self._read() else None
         return self._serving
 
-    def _stamp(self) -> int:
-        """Time of change of the ledger's folder; 0 without one."""
-        if self._folder is None:
-            return 0
-        try:
-            return os.stat(self._folder).st_mtime_ns
-        except FileNotFoundError:
-            return 0
-
     def _read(self) -> bool:
-        """Read the newest entry; while that fails, the last known policy serves."""
+        """Read the newest entry; while that fails, the last known policy serves. False if it should be tried again."""
         try:
-            self._serving = self._registry.serving(self._slot)
+            self._take(self._ledger.head())
         except (EtudeError, OSError) as error:
             log.warning(
                 "%s: its serving pointer cannot be read, so %s stays: %s", self._slot, self._serving.incumbent, error
             )
             return isinstance(error, TamperedError)  # reading it again gives the same
         return True
+
+    def _take(self, head: Entry | None) -> None:
+        self._serving = Serving() if head is None else head.serving
+        # Of this entry, not of the ledger, which another thread may have read further.
+        self._next = f"{self._folder}/{self._ledger.key_of(1 if head is None else head.number + 1)}"
 
     def _poll(self, poll_s: float) -> None:
         while not self._closed.wait(poll_s):
@@ -358,9 +360,43 @@ class Follower:
         self._closed.set()
 
 
-def _folder_of(blobs: BlobStore, slot: str) -> str | None:
-    """The folder of a slot's ledger, where blobs are files."""
-    return None if "://" in blobs.url else str(Path(blobs.url) / "slots" / quote(slot, safe=":"))
+def _keep_copy(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder by one rename. All processes that follow a slot do so at once when a version is new: the first
+    whole copy stays, and only a damaged one is replaced."""
+    draft, damaged = (folder.with_name(f".{uuid4().hex}") for _ in range(2))
+    write_folder(draft, files)
+    try:
+        draft.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _has_files(folder, files):
+            with suppress(OSError):  # another process replaced it meanwhile
+                folder.rename(damaged)
+                draft.rename(folder)
+    for left in (draft, damaged):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _has_files(folder: Path, files: Mapping[str, bytes]) -> bool:
+    try:
+        return all((folder / name).read_bytes() == data for name, data in files.items())
+    except OSError:
+        return False
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """Tells a file from another of this name; None without one."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _folder_of(blobs: BlobStore) -> str | None:
+    """Where blobs are files."""
+    return None if "://" in blobs.url else blobs.url
 
 
 def check_slot(slot: str) -> str:

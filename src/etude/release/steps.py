@@ -13,7 +13,7 @@ from etude.contracts.errors import ReleaseError
 from etude.contracts.release import Action, Entry, Mode, Serving, State, next_state
 
 AUTOMATIC = frozenset({"controller", "coordinator"})
-"""Actors that promote only on proof, and approve nothing."""
+"""Actors that promote only on proof or on a person's approval, and approve nothing."""
 
 
 def settled(version: str, action: Action, after: Serving) -> Serving:
@@ -79,8 +79,11 @@ def check_actor(slot: str, step: Entry, past: Sequence[Entry], *, require_approv
         raise ReleaseError(f"{slot}: {step.actor} is an automatic actor: only a person approves")
     if step.action is not Action.PROMOTED:
         return
-    if step.actor in AUTOMATIC and not step.evidence.get("proof"):
-        raise ReleaseError(f"{slot}: {step.actor} promotes only on proof, and there is none for {step.version}")
+    if step.actor in AUTOMATIC and not step.evidence.get("proof") and approver(past, step.version) is None:
+        raise ReleaseError(
+            f"{slot}: {step.actor} promotes only on proof, and there is none for {step.version}; a person may approve "
+            "it instead"
+        )
     if require_approval and approver(past, step.version) is None:
         raise ReleaseError(
             f"{slot}: {step.version} is not approved, and release.require_approval is set: `etude models approve "

@@ -183,6 +183,18 @@ def test_what_waits_is_kept_and_dead_letters_go_after_their_days(
     assert len(pull(box)) == 19
 
 
+def test_clock_that_is_set_back_does_not_hold_up_what_a_dead_consumer_had(
+    opened: Callable[..., Outbox], clock: Clock
+) -> None:
+    box = opened()
+    box.publish(messages(1))
+    assert pull(box) == ["1"]
+    clock.now -= 10  # less than a consumer may take
+    assert pull(box) == []
+    clock.now -= 3600
+    assert pull(box) == ["1"]
+
+
 def test_tidies_while_it_is_open(path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIDY_S", 0.0)
     box = Outbox(path, clock=clock)

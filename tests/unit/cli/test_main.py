@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import etude as package
+from etude import cli
 from etude.cli import COMMANDS, Commands, app, main
 from etude.cli.lazy import Entry, LazyGroup
+from etude.contracts.errors import ConfigError, StoreError
 from tests.tiny import etude
 
 Captured = pytest.CaptureFixture[str]
@@ -131,3 +134,24 @@ def test_loading_without_torch_names_the_extra(finished: Path, tmp_path: Path) -
     code = f"import sys; sys.modules['torch'] = None; import etude; etude.load({str(finished)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert "MissingExtraError: this needs 'torch'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreError("the bucket is away"), 75),
+        (OSError(errno.ENOSPC, "No space left on device"), 75),
+        (OSError(errno.ENOENT, "No such file"), 2),
+        (ConfigError("wrong"), 2),
+    ],
+)
+def test_what_may_pass_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as left:
+        cli.main([])
+    assert left.value.code == code

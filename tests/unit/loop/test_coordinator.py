@@ -341,6 +341,92 @@ def test_step_that_fails_does_not_stop_the_others(make: Make, monkeypatch: pytes
     assert any("started" in line for line in tick.happened)
 
 
+def test_slot_that_cannot_be_started_does_not_stop_another(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first policy of a slot, which waits for an approval."""
+    loop = make()
+    for slot in ("choice:a", "choice:b"):
+        log_tasks(loop.store, 10, slot=slot)
+    start, reconcile = loop.releases.start, loop.releases.reconcile
+
+    def start_b(version: str, slot: str) -> str:
+        if slot == "choice:a":
+            raise ReleaseError("not approved")
+        return start(version, slot)
+
+    def reconcile_b(slot: str) -> Any:
+        if slot == "choice:a":
+            raise ReleaseError("its ledger was tampered with")
+        return reconcile(slot)
+
+    monkeypatch.setattr(loop.releases, "start", start_b)
+    monkeypatch.setattr(loop.releases, "reconcile", reconcile_b)
+    for _ in range(30):
+        tick = loop.coordinator.tick()
+        for gating in list(loop.coordinator.gating.values()):
+            gating.thread.join()
+    assert {job.slot: job.stage for job in loop.queue.jobs()} == {"choice:a": Stage.PASSED, "choice:b": Stage.STARTED}
+    assert tick.problems == ("start choice:a: not approved", "reconcile choice:a: its ledger was tampered with")
+    loop.releases.next = [Action.PROMOTED]
+    assert any("choice:b" in line and "promoted" in line for line in loop.coordinator.tick().happened)
+
+
+def test_dataset_that_was_damaged_between_attempts_is_made_again(make: Make, tmp_path: Path) -> None:
+    loop = make()
+    log_tasks(loop.store, 10)
+    loop.coordinator.tick()
+    (job,) = loop.queue.jobs()
+    loop.coordinator.stop()
+    damage(tmp_path / job.dataset)
+    loop.settle()
+    (job,) = loop.queue.jobs()
+    assert (job.stage, job.dataset, job.run) == (Stage.STARTED, f"datasets/{job.id}-2", f"runs/{job.id}-2")
+
+
+def test_job_that_failed_on_a_damaged_dataset_is_tried_again_with_another(make: Make, tmp_path: Path) -> None:
+    refused = [Ended(error=Failure(kind="WrongInput", message="the dataset was altered"))]
+
+    def outcome() -> Ended | None:
+        if refused:
+            damage(tmp_path / loop.queue.jobs()[0].dataset)
+        return refused.pop() if refused else None
+
+    loop = make(runner=StepRunner(outcome=outcome))
+    log_tasks(loop.store, 10)
+    loop.coordinator.tick()
+    assert loop.queue.jobs()[0].state == JobState.QUEUED
+    loop.clock.pass_by(minutes=2)
+    loop.settle()
+    (job,) = loop.queue.jobs()
+    assert (job.stage, job.dataset, job.failures) == (Stage.STARTED, f"datasets/{job.id}-2", 1)
+
+
+def damage(dataset: Path) -> None:
+    for shard in dataset.rglob("*.jsonl"):
+        shard.write_bytes(shard.read_bytes()[:-20])
+
+
+def test_wrong_input_with_a_whole_dataset_is_not_retried(make: Make) -> None:
+    loop = make(runner=StepRunner(outcome=lambda: Ended(error=Failure(kind="WrongInput", message="no such option"))))
+    log_tasks(loop.store, 10)
+    loop.settle()
+    (job,) = loop.queue.jobs()
+    assert (job.state, job.failures) == (JobState.FAILED, 1)
+
+
+def test_clock_that_was_a_year_ahead_does_not_hide_new_trajectories(make: Make) -> None:
+    loop = make()
+    log_tasks(loop.store, 10)
+    loop.clock.time += timedelta(days=365)
+    log_tasks(loop.store, 1, first=10, time=loop.clock())
+    loop.settle()
+    loop.clock.time -= timedelta(days=365)
+    loop.clock.pass_by(hours=25)
+    log_tasks(loop.store, 20, first=20, time=loop.clock())
+    assert loop.coordinator.facts(SLOT).new >= 20
+    loop.settle()
+    assert len(loop.queue.jobs()) == 2
+
+
 def test_reports_of_jobs_and_days(make: Make, tmp_path: Path) -> None:
     from etude.reports.jobs import loop_page
 

@@ -92,6 +92,7 @@ def test_process_without_a_policy_is_no_success(tmp_path: Path) -> None:
     ("code", "kind", "retryable", "message"),
     [
         ("print('error: the dataset is wrong'); raise SystemExit(2)", "WrongInput", False, "the dataset is wrong"),
+        ("print('error: the bucket is away'); raise SystemExit(75)", "StoreError", True, "the bucket is away"),
         ("raise RuntimeError('a bug')", "Unexpected", True, "RuntimeError: a bug"),
         ("import os; os.kill(os.getpid(), 9)", "Killed", True, "ended by SIGKILL"),
     ],

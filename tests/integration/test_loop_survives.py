@@ -1,0 +1,48 @@
+"""The whole loop in real processes, killed at random: one job, one policy that serves, and every trajectory once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+KILLS = 8
+ROOT = Path(__file__).parents[2]
+
+
+def test_kills_at_random_change_nothing(tmp_path: Path) -> None:
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.loop_week", str(tmp_path / "week"), str(KILLS)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    week = json.loads(done.stdout.splitlines()[-1])
+    assert week["violations"] == []
+    assert week["ended_by_themselves"] == {}
+    assert week["kills"] == KILLS
+    stored = week["trajectories"]
+    assert {name: stored[name] for name in ("lost", "unknown", "stored_twice", "altered", "unrewarded")} == {
+        "lost": 0,
+        "unknown": 0,
+        "stored_twice": 0,
+        "altered": 0,
+        "unrewarded": 0,
+    }
+    assert stored["not_serving"] == 0
+    assert week["end"] == {
+        "choice:model": {
+            "jobs": [["threshold", "completed", "started"]],
+            "policies": [["registered", "promoted"]],
+            "registered": 1,
+            "serves": 1,
+            "exposed": False,
+        }
+    }
