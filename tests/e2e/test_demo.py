@@ -83,7 +83,7 @@ def test_demo_promotes_on_proof_and_rolls_back_on_harm(tmp_path: Path) -> None:
     assert back is not None
     assert back[1] != job[2]
     assert f"policy: etude.load('runs/demo/runs/{job[1]}')" in stdout
-    assert 50 < memory_mb(stdout) < 3000
+    assert 50 < memory_mb(stdout) < 1500
 
     run = tmp_path / "runs" / "demo"
     page = (run / "report.html").read_text("utf-8")

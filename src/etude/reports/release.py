@@ -134,7 +134,8 @@ def _steps(facts: ReleaseFacts) -> Block:
     rows: list[list[Text]] = []
     for step in facts.steps:
         exposure = step.serving.exposure
-        share = "none" if exposure is None else percent(exposure.share)
+        serves = step.serving.incumbent == facts.spec.candidate
+        share = ("100\N{NO-BREAK SPACE}%" if serves else "none") if exposure is None else percent(exposure.share)
         if exposure is not None and exposure.mode is Mode.SHADOW:
             share = "shadow"
         rows.append(
@@ -142,7 +143,7 @@ def _steps(facts: ReleaseFacts) -> Block:
                 f"{step.time:%a %d %b, %H:%M}",
                 Strong(DONE.get(step.action, str(step.action))),
                 step.actor,
-                share if step.action is not Action.PROMOTED else f"{share}, the rest is its holdback",
+                f"{share}, the rest is its holdback" if exposure and exposure.mode is Mode.HOLDBACK else share,
                 whole(step.evidence.get("units", 0)),
                 step.reason,
             ]
