@@ -125,7 +125,7 @@ class Processes:
     def update(self, a: Flags, p: Array, y: Array, error: Flags) -> None:
         q = 1 - p
         x, above, below = self._effect(self.sums, a, p, y)
-        fewer, _, least = self._effect(self.good, a, p, 1.0 - error)
+        fewer, _, least = self._effect(self.good, a, p, (~error).astype(float))
         margin, error_margin = self.config.harm_margin, self.config.error_margin
         self.rare *= 1 + ((fewer + error_margin) / (least - error_margin))[:, None] * BETS
         np.maximum(self.rare, 1e-250, out=self.rare)

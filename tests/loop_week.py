@@ -49,8 +49,8 @@ from etude.contracts.subjects import TRAJECTORIES, decode
 from etude.contracts.trajectory import Trajectory
 from etude.experience.ingest import GROUP as INGEST
 from etude.loop.coordinator import Tick, run
+from etude.release.audit import replay
 from etude.release.registry import Registry
-from etude.release.replay import replay
 
 EPOCH = datetime(2026, 11, 2, tzinfo=UTC)  # a Monday
 DATA, STARTED = "data", "started.json"

@@ -10,7 +10,7 @@ from etude.bootstrap.gates import REPORT
 from etude.contracts.errors import ReleaseError
 from etude.contracts.release import ReleaseEntry
 from etude.evidence.looks import looks
-from etude.release.canary import read_evidence_config, to_unit
+from etude.release.canary import entered, new_evidence
 from etude.release.registry import Registry
 from etude.reports.release import ReleaseFacts
 
@@ -30,10 +30,12 @@ def release_facts(
     entries = registry.ledger(f"releases/{wanted}", ReleaseEntry).entries()
     spec = entries[0].spec
     assert spec is not None
-    config = read_evidence_config(spec)
-    units = [to_unit(unit) for entry in entries for unit in entry.units]
+    evidence = new_evidence(spec)
+    units = [unit for entry in entries for unit in entered(entry)]
     decided = [step.evidence["units"] for step in steps if step.evidence.get("units")]
     if gates is None:
         kept = registry.attached(spec.candidate, REPORT)
         gates = {"": json.loads(kept)} if kept is not None else {}
-    return ReleaseFacts(spec=spec, config=config, steps=steps, looks=looks(units, config, at=decided), gates=gates)
+    return ReleaseFacts(
+        spec=spec, config=evidence.config, steps=steps, looks=looks(evidence, units, at=decided), gates=gates
+    )

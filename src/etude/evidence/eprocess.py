@@ -53,6 +53,15 @@ class Unit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlyError:
+    """One unit when its early window closed: whether it failed by then."""
+
+    candidate: bool
+    share: float
+    error: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvidenceConfig:
     """When evidence decides. The defaults are a joint proof: 5 % wrong rollbacks, 5 % wrong promotions at most."""
 
@@ -210,12 +219,19 @@ class Evidence:
             self._groups[unit.group].update(candidate, share, score)
         self._sum_effects(x, share)
 
-    def update_early(self, candidate: bool, share: float, error: bool) -> None:
+    def update_early(self, unit: EarlyError) -> None:
         """Adds the next unit whose early window closed, in the order of assignment."""
-        if not 0 < share < 1:
-            raise DataError(f"share is {share!r}: expected the candidate's share at assignment, between 0 and 1")
-        if error:
-            self._early.update(candidate, share)
+        if not 0 < unit.share < 1:
+            raise DataError(f"share is {unit.share!r}: expected the candidate's share at assignment, between 0 and 1")
+        if unit.error:
+            self._early.update(unit.candidate, unit.share)
+
+    def add(self, unit: Unit | EarlyError) -> None:
+        """Adds what comes next, of either kind."""
+        if isinstance(unit, Unit):
+            self.update(unit)
+        else:
+            self.update_early(unit)
 
     def _mismatch(self, share: float) -> tuple[Array, Array]:
         """Logarithms of the factors of a control and of a candidate unit; shares are few, so they are remembered."""

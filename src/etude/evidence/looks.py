@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from etude.evidence.eprocess import Evidence, EvidenceConfig, Unit
+from etude.evidence.eprocess import EarlyError, Evidence, Unit
 from etude.evidence.intervals import Estimate
 
 MAX_LOOKS = 240
@@ -25,17 +25,19 @@ class Look:
 
 
 def looks(
-    units: Sequence[Unit], config: EvidenceConfig, *, at: Iterable[int] = (), most: int = MAX_LOOKS
+    evidence: Evidence, units: Sequence[Unit | EarlyError], *, at: Iterable[int] = (), most: int = MAX_LOOKS
 ) -> list[Look]:
-    """The evidence in equal steps, at most `most`, and after the numbers of units `at`, such as those of decisions."""
-    evidence, step = Evidence(config), max(1, -(-len(units) // most))
-    wanted = {*at, len(units), *range(step, len(units), step)}
-    found = []
-    for number, unit in enumerate(units, 1):
-        evidence.update(unit)
-        if number in wanted:
-            found.append(_look(evidence, unit.share))
-    return found
+    """The evidence in equal steps, at most `most`, and after the numbers of closed units `at`, such as those of
+    decisions; `units` are in the order in which they entered it."""
+    total = sum(isinstance(unit, Unit) for unit in units)
+    step = max(1, -(-total // most))
+    wanted = {*at, total, *range(step, total, step)}
+    found: dict[int, Look] = {}
+    for unit in units:
+        evidence.add(unit)
+        if evidence.count in wanted and evidence.count:
+            found[evidence.count] = _look(evidence, unit.share)
+    return list(found.values())
 
 
 def _look(evidence: Evidence, share: float) -> Look:

@@ -33,7 +33,7 @@ from etude.contracts.release import (
 )
 from etude.contracts.store import ExperienceStore
 from etude.evidence.eprocess import Action as Finds
-from etude.evidence.eprocess import Evidence, EvidenceConfig, Finding, Unit
+from etude.evidence.eprocess import EarlyError, Evidence, EvidenceConfig, Finding, Unit
 from etude.release.assignment import INVALID, new_lines
 from etude.release.ledger import Ledger
 from etude.release.outcomes import OpenUnit, close, close_early, collect_units, due
@@ -61,8 +61,6 @@ class Release:
     evidence: Evidence
     through: int = 1
     """Number of the last entry that is in the evidence."""
-    last_ns: int = 0
-    """Time of assignment of the last unit."""
     closed: set[str] = field(default_factory=set)
     seen_early: set[str] = field(default_factory=set)
     """Units whose early window closed."""
@@ -79,14 +77,13 @@ class Release:
         for entry in self.ledger.entries(after=self.through):
             if through is not None and entry.number > through:
                 break
-            for early in entry.early:
-                self.evidence.update_early(early.candidate, early.share, early.error)
-                self.seen_early.add(early.unit)
-            for unit in entry.units:
-                self.evidence.update(to_unit(unit))
-                self.broken[unit.candidate].append(unit.error)
-                self.closed.add(unit.unit)
-                self.open.pop(unit.unit, None)
+            for unit in entered(entry):
+                self.evidence.add(unit)
+            self.seen_early |= {early.unit for early in entry.early}
+            for closed in entry.units:
+                self.broken[closed.candidate].append(closed.error)
+                self.closed.add(closed.unit)
+                self.open.pop(closed.unit, None)
             self.through = entry.number
 
     @property
@@ -95,7 +92,13 @@ class Release:
         return all(sum(arm) > len(arm) / 2 for arm in self.broken.values())
 
 
-def to_unit(unit: ClosedUnit) -> Unit:
+def entered(entry: ReleaseEntry) -> list[Unit | EarlyError]:
+    """What an entry adds to the evidence, in order."""
+    early = [EarlyError(candidate=unit.candidate, share=unit.share, error=unit.error) for unit in entry.early]
+    return [*early, *map(_to_unit, entry.units)]
+
+
+def _to_unit(unit: ClosedUnit) -> Unit:
     return Unit(
         candidate=unit.candidate,
         share=unit.share,

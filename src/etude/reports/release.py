@@ -155,7 +155,8 @@ def _about_harm(config: EvidenceConfig) -> str:
     return (
         f"A bet against “the candidate is no worse”. At {_odds(1 / config.alpha_rollback)} it is rolled back: without "
         f"harm that happens in at most {percent(config.alpha_rollback)} of releases, however often one looks. A second "
-        f"detector finds harm after a good start, at {_odds(config.horizon / config.alpha_hard)}."
+        f"detector finds harm after a good start, at {_odds(config.horizon / config.alpha_hard)}. Errors count early, "
+        "where they have a window of their own."
     )
 
 
@@ -163,8 +164,9 @@ def _about_safety(config: EvidenceConfig) -> str:
     margins = ", ".join(f"{margin:g}" for margin in config.margins)
     return (
         f"Bets against “the candidate loses {margins} of reward” and, in the last stage, against “it has "
-        f"{config.fine_ratio:g} times the errors”. A stage is passed at {_odds(1 / config.alpha_promote)}: a candidate "
-        f"that is worse by the margin passes in at most {100 * config.alpha_promote:.1f} % of releases."
+        f"{config.fine_ratio:g} times the errors, and {percent(config.error_margin)} more”. A stage is passed at "
+        f"{_odds(1 / config.alpha_promote)}: a candidate that is worse by the margin passes in at most "
+        f"{100 * config.alpha_promote:.1f} % of releases."
     )
 
 
@@ -178,6 +180,9 @@ def _harm(facts: ReleaseFacts) -> Chart:
     config = facts.config
     thresholds = {"rollback": 1 / config.alpha_rollback, "detector": config.horizon / config.alpha_hard}
     named = {"rollback": ("harm", HARM), "detector": ("change", CHANGE)}
+    if facts.spec.early_window_s is not None and config.error_weight:
+        named["early_errors"] = ("early errors", ERRORS)
+        thresholds["early_errors"] = 1 / (config.error_weight * config.alpha_rollback)
     return _e_values(facts, named, thresholds, "evidence of harm against units")
 
 

@@ -20,6 +20,7 @@ from etude.evidence.eprocess import (
     ODDS,
     WORSE,
     Action,
+    EarlyError,
     Effects,
     ErrorRatio,
     Evidence,
@@ -312,7 +313,7 @@ def test_errors_alone_roll_back() -> None:
 def test_early_errors_roll_back_with_their_part_of_alpha_and_late_ones_do_not() -> None:
     early, late = Evidence(DEFAULTS, early_errors=True), Evidence(DEFAULTS, early_errors=True)
     for unit in simulate(4000, errors=(0.02, 0.10)):
-        early.update_early(unit.candidate, unit.share, unit.error)
+        early.update_early(EarlyError(candidate=unit.candidate, share=unit.share, error=unit.error))
         late.update(unit)
     finding = early.verdict(0, last=False)
     assert finding.action is Action.ROLL_BACK
@@ -320,7 +321,7 @@ def test_early_errors_roll_back_with_their_part_of_alpha_and_late_ones_do_not() 
     assert finding.decided_by[0].threshold == pytest.approx(math.log(1 / (0.3 * 0.04)))
     assert late.verdict(0, last=False).action is not Action.ROLL_BACK
     with pytest.raises(DataError, match="share is 1"):
-        early.update_early(True, 1.0, False)
+        early.update_early(EarlyError(candidate=True, share=1.0, error=False))
 
 
 @pytest.mark.parametrize(("slow", "trips"), [(0.04, False), (0.20, True)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from etude.evidence.eprocess import Evidence, EvidenceConfig, Unit
+from etude.evidence.eprocess import EarlyError, Evidence, EvidenceConfig, Unit
 from etude.evidence.looks import looks
 
 
@@ -17,7 +17,7 @@ def test_the_last_look_is_the_evidence() -> None:
     made, evidence = units(500), Evidence(EvidenceConfig())
     for unit in made:
         evidence.update(unit)
-    last = looks(made, EvidenceConfig(), most=7)[-1]
+    last = looks(Evidence(EvidenceConfig()), made, most=7)[-1]
     assert last.units == 500
     assert last.e_values == evidence.e_values()
     assert last.candidates == evidence.candidates
@@ -26,7 +26,16 @@ def test_the_last_look_is_the_evidence() -> None:
 
 
 def test_looks_are_few_and_include_those_asked_for() -> None:
-    found = [look.units for look in looks(units(1_000), EvidenceConfig(), at=[123, 124], most=10)]
+    found = [look.units for look in looks(Evidence(EvidenceConfig()), units(1_000), at=[123, 124], most=10)]
     assert found == [100, 123, 124, *range(200, 1_001, 100)]
-    assert [look.units for look in looks(units(5), EvidenceConfig())] == [1, 2, 3, 4, 5]
-    assert looks([], EvidenceConfig()) == []
+    assert [look.units for look in looks(Evidence(EvidenceConfig()), units(5))] == [1, 2, 3, 4, 5]
+    assert looks(Evidence(EvidenceConfig()), []) == []
+
+
+def test_early_errors_are_in_the_looks_that_follow_them() -> None:
+    early = [EarlyError(candidate=True, share=0.25, error=True)] * 3
+    made = units(2)
+    first, second = looks(Evidence(EvidenceConfig(), early_errors=True), [made[0], *early, made[1]])
+    assert first.e_values["early_errors"] == second.e_values["early_errors"] > 1, (
+        "a look is after all that came by then"
+    )

@@ -14,7 +14,7 @@ import pytest
 from etude.adapters.objects import FolderBlobs
 from etude.contracts.errors import ReleaseError
 from etude.contracts.release import Action, ReleaseEntry
-from etude.release.replay import replay
+from etude.release.audit import replay
 from etude.release.retention import expire
 from tests.unit.release.traffic import SLOT, Traffic, make_artefact
 
