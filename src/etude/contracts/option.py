@@ -92,8 +92,9 @@ def why_not(option: Option, preferences: Preferences) -> str | None:
         return f"its regions are {', '.join(regions) or 'none'}, without {wanted.region!r}"
     for kind, limit in limits(preferences).items():
         for key in DECLARED[kind]:
-            if exceeds(option.numbers.get(key, 0.0), limit):
-                return f"its {key} is {option.numbers[key]:g}, above max_{kind} {limit:g}"
+            amount = option.numbers.get(key, 0.0)  # above a negative limit, too
+            if exceeds(amount, limit):
+                return f"its {key} is {amount:g}, above max_{kind} {limit:g}"
     return None
 
 

@@ -27,14 +27,17 @@ def make_folder(folder: Path) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Empty where there is none; a file of our own that others could read is closed to them."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+    """Empty where there is none; a file of our own that others could read is closed to them.
+
+    One that exists is not opened: closing it would release the locks that this process has on it (POSIX), and SQLite
+    in another process would take the database for closed and remove its write-ahead log.
+    """
     try:
-        found = os.fstat(handle)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
+    except FileExistsError:
+        found = path.stat()
         if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.geteuid():
-            os.fchmod(handle, PRIVATE)
-    finally:
-        os.close(handle)
+            path.chmod(PRIVATE)
 
 
 @contextmanager

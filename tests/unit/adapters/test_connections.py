@@ -87,3 +87,18 @@ def test_the_store_may_be_forked_amid_writing(tmp_path: Path) -> None:
     kept = [row.summary.id for row in store.scan(Where(), version=1)]
     store.close()
     assert len(kept) == len(set(kept)) == 1 + 160 + 60
+
+
+def test_opening_a_file_again_releases_no_lock_so_that_other_processes_leave_its_log_alone(tmp_path: Path) -> None:
+    """A process that closes its connection removes the write-ahead log if it believes to be the last one."""
+    path = tmp_path / "experience.sqlite"
+    one = SqliteStore(path)
+    one.put("kind", "a", b"1")
+    other = SqliteStore(path)
+    code = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT 1 FROM documents'); db.close()"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    one.put("kind", "b", b"2")
+    third = SqliteStore(path)
+    assert third.documents("kind") == {"a": b"1", "b": b"2"}
+    for store in (one, other, third):
+        store.close()

@@ -83,7 +83,6 @@ def test_a_trained_choice_passes_its_own_gate_and_the_red_team(artefact: Artefac
         assert found.verdict is Verdict.PASS, found.reason
 
 
-@pytest.mark.xfail(strict=True, reason="contracts.option.why_not raises KeyError for a negative max_cost_usd")
 def test_a_trained_choice_passes_the_safety_suite(artefact: Artefact) -> None:
     found = run_gate("safety", safety, context_of(artefact))
     assert found.verdict is Verdict.PASS, found.reason
