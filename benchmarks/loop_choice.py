@@ -91,6 +91,7 @@ class ChoiceWorld:
         return option
 
     def context(self, row: int) -> dict[str, Any]:
+        assert self.data.types is not None
         return {"text": self.data.texts[row], "task_type": self.data.types[row]}
 
     def first(self, loop: Coordinator, clock: Any) -> str:

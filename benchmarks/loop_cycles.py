@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,12 +30,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import yaml
+from results import save, summary
 
 from etude.bootstrap.clock import set_clock
 from etude.bootstrap.loop import open_loop
 from etude.bootstrap.releases import RegistryReleases
 from etude.contracts.jobs import Job, JobState, Stage
 from etude.contracts.release import Entry
+from etude.learning.run_folder import find_policy
 from etude.loop.coordinator import Coordinator
 from etude.release.registry import Registry
 
@@ -46,6 +49,8 @@ SUCCESS_REWARD = 4
 OPERATOR = "operator"
 """The person that approves the first policy and ends releases that are held."""
 POLL_S = 0.05
+CLOCK = Path("clock.txt")
+"""The simulated time of the last tick."""
 ENDED = (Stage.REFUSED, Stage.STARTED, Stage.SUPERSEDED)
 MEASURED = ("start", "before", "after")
 
@@ -130,12 +135,12 @@ class Bench:
     def serve(self) -> None:
         self.served += self.world.serve(self.world.batch, self.clock)
         self.tick()
+        CLOCK.write_text(self.clock.now.isoformat())
 
     def begin(self) -> str:
         """The first policy serves: trained, judged by its gates, approved by a person."""
-        version = self.registry.register(
-            _artefact(self.world.first(self.loop, self.clock)), self.world.slot, actor=OPERATOR
-        )
+        run = find_policy(Path(self.world.first(self.loop, self.clock)))
+        version = self.registry.register(run, self.world.slot, actor=OPERATOR)
         verdict = self.releases.gate(version, self.world.slot)
         self.registry.approve(self.world.slot, version, by=OPERATOR)
         self.registry.promote_directly(self.world.slot, version, by=OPERATOR, reason="the first policy")
@@ -144,12 +149,10 @@ class Bench:
         return version
 
     def cycle(self, number: int, start: str) -> dict[str, Any]:
-        began, ends, slot = time.perf_counter(), self.clock.now + WEEK, self.world.slot
-        cpu = time.process_time()
-        drift, before = self.world.drift(number), self.incumbent()
-        known = {job.id for job in self.loop.queue.jobs(slot=slot)}
-        entries = len(self.registry.history(slot))
-        self.served = []
+        began, slot, drift = time.perf_counter(), self.world.slot, self.world.drift(number)
+        at = self._state(number)
+        before, known, entries = at["before"], set(at["jobs"]), at["entries"]
+        ends, self.served = datetime.fromisoformat(at["ends"]), []
         while self.clock.now < ends and not self._is_settled(known):
             self.serve()
         held = self._end_held()
@@ -157,6 +160,7 @@ class Bench:
         steps = self.registry.history(slot)[entries:]
         days = 7 - (ends - self.clock.now) / timedelta(days=1)
         self.clock.now = max(self.clock.now, ends)
+        CLOCK.write_text(self.clock.now.isoformat())
         versions = {"start": start, "before": before, "after": self.incumbent()}
         measured = {version: self.world.measure(self.registry, version) for version in set(versions.values())}
         return {
@@ -170,8 +174,21 @@ class Bench:
             "gates": self._gates(jobs),
             "ended_by_operator": held,
             "seconds": time.perf_counter() - began,
-            "cpu_seconds": time.process_time() - cpu,
         }
+
+    def _state(self, number: int) -> dict[str, Any]:
+        """What a cycle began with; an interrupted one continues."""
+        file = Path(f"cycle-{number}.json")
+        if not file.exists():
+            found = {
+                "before": self.incumbent(),
+                "jobs": [job.id for job in self.loop.queue.jobs(slot=self.world.slot)],
+                "entries": len(self.registry.history(self.world.slot)),
+                "ends": (self.clock.now + WEEK).isoformat(),
+            }
+            file.write_text(json.dumps(found))
+        read: dict[str, Any] = json.loads(file.read_text())
+        return read
 
     def _is_settled(self, known: set[str]) -> bool:
         """Whether the week's job has ended, its candidate was refused or released, and nothing is exposed."""
@@ -204,12 +221,6 @@ class Bench:
                     "off_policy": next((r["value"] for r in read["results"] if r["name"] == "off_policy"), None),
                 }
         return found
-
-
-def _artefact(folder: str) -> Any:
-    from etude.learning.run_folder import find_policy
-
-    return find_policy(Path(folder))
 
 
 def _means(rows: list[Measures]) -> Measures:
@@ -246,22 +257,22 @@ def run(problem: str, seed: int, out: Path, cycles: int, world: World) -> None:
     os.chdir(folder)
     file = Path("etude.yaml")
     file.write_text(yaml.safe_dump(settings(world)))
-    done = (
-        json.loads(out.read_text()) if out.exists() else {"problem": problem, "seed": seed, "start": "", "cycles": []}
-    )
+    done: dict[str, Any] = {"problem": problem, "seed": seed, "start": "", "cycles": []}
+    if out.exists():
+        done = json.loads(out.read_text())
     clock = SimulatedClock()
-    if done["cycles"]:
-        clock.now = datetime.fromisoformat(done["now"])
+    if CLOCK.exists():
+        clock.now = datetime.fromisoformat(CLOCK.read_text())
     set_clock(clock)
     world.drift(len(done["cycles"]) - 1)
     with open_loop(file) as loop:
         bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
         if not done["start"]:
             done["start"] = bench.begin()
+            out.write_text(json.dumps(done))
         for number in range(len(done["cycles"]), cycles):
             found = bench.cycle(number, done["start"])
             done["cycles"].append(found)
-            done["now"] = clock.now.isoformat()
             out.write_text(json.dumps(done, indent=1))
             print(line(found), flush=True)
         loop.resign()
@@ -297,8 +308,61 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def merge(files: list[Path]) -> None:
-    """The results file of all seeds."""
-    raise NotImplementedError
+    """The results file of all seeds in these files, by problem; seeds that have not all cycles are left out."""
+    found: dict[str, Any] = {"cycles": CYCLES, "margin": MARGIN, "wanted": WANTED}
+    for problem in ("choice", "workflow"):
+        read = [json.loads(file.read_text()) for file in files]
+        seeds = [one for one in read if one["problem"] == problem and len(one["cycles"]) == CYCLES]
+        if seeds:
+            found[problem] = merged(seeds)
+            show(problem, found[problem])
+    save("loop_cycles", found)
+
+
+def merged(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each number is by seed, with its mean and 95 % interval over seeds."""
+
+    def each(number: int, name: str, key: str) -> list[float]:
+        return [seed["cycles"][number]["policies"][name][key] for seed in seeds]
+
+    def compared(number: int, key: str, other: str, *, ratio: bool) -> dict[str, Any] | None:
+        pairs = zip(each(number, "after", key), each(number, other, key), strict=True)
+        return summary([x / y if ratio else x - y for x, y in pairs])
+
+    last, cycles = CYCLES - 1, [cycle for seed in seeds for cycle in seed["cycles"]]
+    jobs = [job for cycle in cycles for job in cycle["jobs"]]
+    others = [name for name in seeds[0]["cycles"][last]["policies"] if name not in MEASURED]
+    losses = [c["policies"]["before"]["success"] - c["policies"]["after"]["success"] for c in cycles]
+    return {
+        "seeds": [seed["seed"] for seed in seeds],
+        "success at the end": summary(each(last, "after", "success")),
+        "success to the start": compared(last, "success", "start", ratio=True),
+        "cost to the start": compared(last, "cost_usd", "start", ratio=True),
+        "baselines at the end": {name: summary(each(last, name, "success")) for name in others},
+        "largest loss in a cycle": max(losses),
+        "gain": [compared(i, "success", "before", ratio=False) for i in range(CYCLES)],
+        "to the start": [compared(i, "success", "start", ratio=True) for i in range(CYCLES)],
+        "costs to the start": [compared(i, "cost_usd", "start", ratio=True) for i in range(CYCLES)],
+        "jobs": len(jobs),
+        "usd per job": summary([job["usd"] for job in jobs]),
+        "cpu hours per job": summary([job["cpu_hours"] for job in jobs]),
+        "steps": dict(Counter(step["action"] for cycle in cycles for step in cycle["steps"])),
+        "tasks": sum(cycle["served"]["tasks"] for cycle in cycles),
+        "seconds per seed": [sum(cycle["seconds"] for cycle in seed["cycles"]) for seed in seeds],
+    }
+
+
+def show(problem: str, found: dict[str, Any]) -> None:
+    def text(row: dict[str, Any]) -> str:
+        return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+    print(
+        f"{problem}, seeds {found['seeds']}: success {text(found['success to the start'])} of the start's at ", end=""
+    )
+    print(f"{text(found['cost to the start'])} of its cost, largest loss {found['largest loss in a cycle']:.3f}")
+    for number, row in enumerate(found["gain"]):
+        print(f"  cycle {number}: gain {text(row)}, to the start {text(found['to the start'][number])}")
+    print(f"  {found['jobs']} jobs, {text(found['usd per job'])} USD each; {found['steps']}")
 
 
 def main() -> None:
