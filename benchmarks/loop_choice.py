@@ -37,7 +37,7 @@ PRICES, QUALITY, CHANGED = 0.15, 0.15, 2
 
 
 class ChoiceWorld:
-    slot, per_day, batch = SLOT, 1500, 250
+    slot, per_day, batch = SLOT, 6000, 500
 
     def __init__(self, folder: Path, seed: int) -> None:
         data = read(folder)

@@ -285,7 +285,7 @@ def settings(world: World) -> dict[str, Any]:
         "loop": {
             "threshold": 4500,
             "window_days": 14.0,
-            "regate_hours": 24.0,
+            "regate_hours": 12.0,
             "min_hours_between": 168.0,
             "schedule": None,
             "drift": False,
