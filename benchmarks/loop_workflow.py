@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from loop_choice import add_success_reward
 from office_logs import Bench, settings
+from workflow_loop import FEW
 
 import etude
 from etude.bootstrap.experience import collector
@@ -120,7 +121,7 @@ class WorkflowWorld:
                 behaviour = Orchestrator(self.bench.explorer, place.crew, log=log, seed=self.seed)
                 run_virtually(behaviour.execute_all(instructions_for(place, FIRST)))
             write_prepared(prepare(Path("logs"), max_nodes=self.limits.max_nodes), data)
-        etude.train("workflow", out=run, settings=self.chosen, data=data)
+        etude.train("workflow", out=run, preset="office", settings=self.chosen | FEW, data=data)
         return str(run)
 
     def serve(self, number: int, clock: Any) -> list[dict[str, float]]:
