@@ -122,7 +122,7 @@ def judge_again(
     version: str, *, slot: str, dataset: LoggedDataset | None, config: Path | None = None, actor: str = "gates"
 ) -> GateReport:
     """As `judge`, for a registered version; gates that passed it before, next to the same incumbent, are not run again:
-    only what could not be told has new evidence."""
+    only gates that could not tell have new evidence."""
     settings = settings_here(config)
     judged = find_judged(version, settings, slot=slot, config=config)
     before = _undecided(judged)
