@@ -87,7 +87,7 @@ class ChoiceWorld:
     def _option(self, i: int) -> dict[str, Any]:
         option = dict(self.data.options[i])
         for key in ("usd_per_mtok_in", "usd_per_mtok_out"):
-            option[key] = round(option[key] * self.price[i], 4)
+            option[key] = round(float(option[key] * self.price[i]), 4)
         return option
 
     def context(self, row: int) -> dict[str, Any]:

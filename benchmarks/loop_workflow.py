@@ -72,6 +72,7 @@ class WorkflowWorld:
         return {
             "experience": {"reward_version": 4, "explore": EXPLORE},
             "loop": {"threshold": 1000},
+            "release": {"gates": {"first_needs_evidence": False}},  # the first planner imitates, it has no logs
             "run": {"threads": 1, "device": "cpu"},
         }
 

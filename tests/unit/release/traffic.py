@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -46,13 +46,13 @@ class Fixed:
     problem = SLOT
 
     def __init__(self, version: str) -> None:
-        self.version, self.broken = version, False
+        self.version, self.broken, self.option = version, False, cast(Any, version)
 
     def decide(self, request: DecisionRequest) -> Decision:
         if self.broken:
             raise RuntimeError("out of order")
         logged = LoggedDecision(problem=SLOT, action=self.version, propensity=1.0, policy=self.version)
-        return Decision(action=self.version, propensity=1.0, policy=self.version, logged=(logged,))
+        return Decision(action=self.option, propensity=1.0, policy=self.version, logged=(logged,))
 
 
 class Traffic:
