@@ -80,7 +80,8 @@ class WorkflowWorld:
         """The office after all drifts up to this cycle, which depends on the seed alone."""
         rng = np.random.default_rng([self.seed, 2])
         base = self.bench.office
-        catalogue, skill = base.catalogue, np.array(base.skill)[:, : len(base.catalogue.workers)]
+        catalogue = base.catalogue
+        skill = np.array(base.skill)[: len(catalogue.task_types), : len(catalogue.workers)]
         price, said = np.ones(len(catalogue.workers)), ""
         for number in range(cycle + 1):
             price *= np.exp(rng.normal(0, PRICES, len(price)))
