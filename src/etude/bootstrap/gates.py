@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def _serving(artefact: Artefact, slot: str, settings: ReleaseSettings) -> Artefa
 def judge(
     what: str,
     *,
-    dataset: str | None = None,
+    dataset: str | LoggedDataset | None = None,
     against: str | None = None,
     slot: str | None = None,
     only: Collection[str] = (),
@@ -115,6 +115,35 @@ def judge(
     report = run_gates(context, only=only, progress=progress)
     if keep and not only:
         store_report(judged, report, actor=actor)
+    return report
+
+
+def judge_again(
+    version: str, *, slot: str, dataset: LoggedDataset | None, config: Path | None = None, actor: str = "gates"
+) -> GateReport:
+    """As `judge`, for a registered version; gates that passed it before, next to the same incumbent, are not run again:
+    only gates that could not tell have new evidence."""
+    settings = settings_here(config)
+    judged = find_judged(version, settings, slot=slot, config=config)
+    before = _undecided(judged)
+    if before is None:
+        return judge(version, slot=slot, dataset=dataset, config=config, actor=actor)
+    open_gates = [result.name for result in before.results if result.verdict is not Verdict.PASS]
+    found = judge(version, slot=slot, dataset=dataset, config=config, only=open_gates)
+    new = {result.name: result for result in found.results}
+    report = replace(found, results=tuple(new.get(result.name, result) for result in before.results))
+    store_report(judged, report, actor=actor)
+    return report
+
+
+def _undecided(judged: Judged) -> GateReport | None:
+    """The last report of a version, if its gates could not tell, and it was compared with what serves now."""
+    assert judged.registry is not None
+    data = judged.registry.attached(judged.artefact.version, REPORT)
+    report = None if data is None else GateReport.from_json(data)
+    serving = None if judged.incumbent is None else judged.incumbent.version
+    if report is None or report.verdict is not Verdict.CANNOT_TELL or report.incumbent != serving:
+        return None
     return report
 
 
@@ -167,7 +196,7 @@ def contender(artefact: Artefact, spec: ProblemSpec, slot: str, settings: Releas
         found: Decider = policy.named(slot) if hasattr(policy, "named") and ":" in slot else policy
         return found
 
-    return Contender(artefact=artefact, load=load)
+    return Contender(artefact=artefact, load=load, explores=settings.experience.explore > 0)
 
 
 def _trained_on(artefact: Artefact, run: RunFolder | None, config: Path | None) -> OpenedDataset | None:
@@ -200,17 +229,17 @@ def _requests(
 ) -> list[DecisionRequest]:
     if spec.requests is None:
         return []
-    found: list[DecisionRequest] = resolve(spec.requests)(artefact, _spread(dataset, split), REQUESTS, seed)
+    found: list[DecisionRequest] = resolve(spec.requests)(artefact, _newest(dataset, split), REQUESTS, seed)
     return found
 
 
-def _spread(dataset: LoggedDataset | None, split: str) -> Iterator[Trajectory]:
-    """At most REQUESTS trajectories of a split, in equal steps."""
+def _newest(dataset: LoggedDataset | None, split: str) -> Iterator[Trajectory]:
+    """At most REQUESTS trajectories of a split, the newest ones: those of now, and those at the end of training. What
+    changed before that, such as the options that are offered, the policy has learned."""
     if dataset is None or not dataset.splits.get(split):
         return iter(())
-    step = max(1, dataset.splits[split] // REQUESTS)
     every = (example.trajectory for part in dataset.examples(split) for example in part)
-    return islice(every, 0, None, step)
+    return iter(nlargest(REQUESTS, every, key=lambda trajectory: (trajectory.time, trajectory.id))[::-1])
 
 
 def _reward_range(dataset: LoggedDataset | None, config: Path | None) -> tuple[float, float] | None:

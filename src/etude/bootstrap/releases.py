@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.bootstrap.gates import judge
+from etude.bootstrap.datasets import logs_of
+from etude.bootstrap.gates import judge_again
 from etude.bootstrap.release import Release
 from etude.contracts.errors import EtudeError
 from etude.contracts.release import Entry, Serving
@@ -38,7 +39,14 @@ class RegistryReleases:
         return version
 
     def gate(self, version: str, slot: str) -> Verdict:
-        return judge(version, slot=slot, config=self.config, actor=COORDINATOR).verdict
+        """On what the incumbent decided and the version did not learn from: with the traffic it becomes more, so that
+        gates that could not tell can tell later. The e-value of the off-policy gate is valid at every such look."""
+        serving, release = self.release.registry.serving(slot).incumbent, self.release
+        logs = None
+        if serving is not None:
+            reward = release.settings.experience.reward_version
+            logs = logs_of(release.experience.store, slot, serving, reward=reward)
+        return judge_again(version, slot=slot, dataset=logs, config=self.config, actor=COORDINATOR).verdict
 
     def start(self, version: str, slot: str) -> str:
         return self.release.start(slot, version, by=COORDINATOR).sentence

@@ -104,6 +104,8 @@ class Contender:
     artefact: Artefact
     load: Callable[[], Decider]
     """A new decider of it, as it serves."""
+    explores: bool = False
+    """Whether it serves with exploration."""
 
 
 @dataclass(frozen=True, kw_only=True)

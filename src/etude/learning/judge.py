@@ -68,19 +68,24 @@ def scaled(examples: Examples, reward_range: tuple[float, float]) -> Examples:
 
 
 def judge_logs(
-    artefact: Artefact, spec: ProblemSpec, examples: Examples, thresholds: Thresholds
+    artefact: Artefact, spec: ProblemSpec, examples: Examples, thresholds: Thresholds, *, explores: bool = False
 ) -> OffPolicyEvaluation | OwnVerdict:
-    """What the logs say about the policy of an artefact; the problem's own verdict, where it has one."""
+    """What the logs say about the policy of an artefact; the problem's own verdict, where it has one.
+
+    `explores` judges it with the exploration that it serves with.
+    """
     assert spec.read_logs is not None
-    reader = resolve(spec.read_logs)(artefact, {}, torch.device("cpu"))
+    reader = resolve(spec.read_logs)(artefact, {"explore": explores}, torch.device("cpu"))
     own: OwnVerdict | None = getattr(reader, "judge", lambda examples: None)(examples)
     return own or evaluate_off_policy(reader.policy, reader.shards(examples), thresholds)
 
 
-def judge_weights(artefact: Artefact, spec: ProblemSpec, examples: Examples) -> tuple[Array, Array]:
+def judge_weights(
+    artefact: Artefact, spec: ProblemSpec, examples: Examples, *, explores: bool = False
+) -> tuple[Array, Array]:
     """(trajectories,) importance weights of the policy's network, and rewards, in the order of the logs."""
     assert spec.read_logs is not None
-    reader = resolve(spec.read_logs)(artefact, {}, torch.device("cpu"))
+    reader = resolve(spec.read_logs)(artefact, {"explore": explores}, torch.device("cpu"))
     found = evaluate_off_policy(reader.policy, reader.shards(examples))
     return found.weight, found.reward
 

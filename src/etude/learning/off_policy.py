@@ -57,6 +57,7 @@ class OffPolicyEvaluation:
     answer: Answer
     weight: Array = field(repr=False, compare=False)  # (trajectories,) importance weights, in the order of the logs
     reward: Array = field(repr=False, compare=False)  # (trajectories,)
+    value: Array = field(repr=False, compare=False)  # (trajectories,) of first states, as the policy itself expects
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """Name, value and 95 % interval, for a table."""
@@ -134,6 +135,7 @@ def evaluate_off_policy(policy: Policy, shards: Shards, thresholds: Thresholds |
         answer=answer if overlap.verdict is Verdict.PASS else Answer.CANNOT_TELL,
         weight=ratio.prod(1),
         reward=d.reward,
+        value=d.padded(d.value)[:, 0],
     )
 
 
@@ -142,6 +144,7 @@ class _Data:
     """All parts of the logs as the policy evaluates them: N decisions of M trajectories."""
 
     ratio: Array  # (N,)
+    value: Array  # (N,) of states, as the policy itself expects
     features: Array  # (N, F) of states, before the decision
     trajectory: np.ndarray  # (N,)
     lengths: np.ndarray  # (M,)
@@ -171,7 +174,7 @@ def _positions(trajectory: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _read(policy: Policy, shards: Shards) -> _Data:
-    log_ratios, features, trajectories, lengths, rewards, contexts = [], [], [], [], [], []
+    log_ratios, values, features, trajectories, lengths, rewards, contexts = [], [], [], [], [], [], []
     count = number = 0
     for logged in shards():
         logged.check()
@@ -179,7 +182,8 @@ def _read(policy: Policy, shards: Shards) -> _Data:
         now = evaluated(policy, logged, minibatch=MINIBATCH, learns=False)
         log_prob, value = (x.flatten(1).sum(1) if x.dim() > 1 else x for x in (now.log_prob, now.value))  # of all parts
         log_ratios.append(_array(log_prob) - _array(logged.log_propensity))
-        features.append(_features(logged, _array(value), _positions(own, length)))
+        values.append(_array(value))
+        features.append(_features(logged, values[-1], _positions(own, length)))
         trajectories.append(own + count)
         contexts.append(np.unique(context, return_inverse=True)[1] + number)
         lengths.append(length)
@@ -194,6 +198,7 @@ def _read(policy: Policy, shards: Shards) -> _Data:
     return _Data(
         # products along a trajectory and their squares stay finite; weights this large are heavy in any case
         ratio=np.exp(log_ratio.clip(max=min(20.0, 300 / max(1, int(length.max()))))),
+        value=np.concatenate(values),
         features=np.concatenate([np.concatenate([part[name] for name in shared], 1) for part in features]),
         trajectory=np.concatenate(trajectories),
         lengths=length,

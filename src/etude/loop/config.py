@@ -35,6 +35,9 @@ class LoopConfig:
     """Cron expression of regular jobs, such as weekly on Monday at 3:00; null has none."""
     timezone: Annotated[str, MinLen(1)] = "UTC"
     """Time zone of the schedule, such as Europe/Berlin."""
+    window_days: Annotated[float, Gt(0)] | None = None
+    """Days of experience that a job of the loop learns from; null is all of it. Where options, prices or users change,
+    older experience is about another world."""
     drift: bool = True
     """Whether drifted inputs or rewards start a job."""
     slots: tuple[str, ...] = ()

@@ -295,6 +295,7 @@ def trigger(loop: Coordinator) -> list[str]:
             time=now,
             problem=slot,
             method=method,
+            dataset=Where(since=_window_start(loop.config, now)),
             reward_version=loop.reward_version,
             trigger=due.trigger,
             priority=loop.config.priority,
@@ -303,6 +304,10 @@ def trigger(loop: Coordinator) -> list[str]:
         if loop.queue.submit(Job(id=key, slot=slot, request=request, created=now)):
             happened.append(f"job {key} of {slot} queued: {due.reason}")
     return happened
+
+
+def _window_start(config: LoopConfig, now: datetime) -> datetime | None:
+    return None if config.window_days is None else now - timedelta(days=config.window_days)
 
 
 def run_jobs(loop: Coordinator) -> list[str]:

@@ -27,10 +27,13 @@ from etude.files.durable import make_folder
 from etude.learning.run_folder import CONFIG, RunFolder
 from etude.learning.tracking import METRICS_FILE
 from etude.loop.config import LoopConfig
+from etude.problems.table import find_spec
 
 STOP_S = 20.0
 """Seconds between the request to end and the kill."""
 TAIL_BYTES = 1 << 16
+KEEP = "--keep"
+"""Flag of problems whose runs may keep the policy that they started from."""
 WRONG_INPUT, TRY_AGAIN = 2, 75
 """Exit status of a command that has to be corrected, where trying again gives the same; and of one whose store or disk
 could not be reached."""
@@ -55,7 +58,7 @@ def train_command(config: Path | None = None) -> Command:
 
     def command(job: Job, checkpoint: Path | None) -> list[str]:
         request = job.request
-        options = {
+        options: dict[str, object] = {
             "--method": job.method,
             "--out": job.run,
             "--dataset": job.dataset,
@@ -64,6 +67,8 @@ def train_command(config: Path | None = None) -> Command:
             "--device": request.compute.device,
             "--config": config,
         }
+        if any(flag.name == KEEP for flag in find_spec(job.problem).flags):
+            options[KEEP] = "always"  # gates and a canary judge what was learned: a run need not be sure of it
         given = [text for name, value in options.items() if value for text in (name, str(value))]
         settings = [
             text for name, value in request.hyperparameters.items() for text in ("--set", f"{name}={json.dumps(value)}")

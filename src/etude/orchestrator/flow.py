@@ -492,7 +492,7 @@ class Flow:
             time=self.time,
             task=self.instruction,
             problem=PROBLEM,
-            policy=self.at.decider.version,
+            policy=self._policy(),
             user=self.user,
             decisions=self._numbered(),
             turns=turns(progress, crew.catalogue, self.attempts.parameters),
@@ -505,6 +505,12 @@ class Flow:
             self.at.unsure.learn([to_execution(trajectory)], judged=crew.judge is not None)
         self._notify("ended", message=self.ended)
         return trajectory
+
+    def _policy(self) -> str:
+        """The version that decided: a release may give each workflow another one than the policy that serves."""
+        other = None if self.fallback is None else self.fallback.version
+        own = [decision.policy for decision in self.decisions if decision.policy not in (None, other)]
+        return own[-1] or self.at.decider.version if own else self.at.decider.version
 
     def _numbered(self) -> tuple[LoggedDecision, ...]:
         """Decisions with the failed step renumbered as in the record, since a replan may have moved it."""

@@ -12,10 +12,9 @@ from time import monotonic, perf_counter, time_ns
 from typing import Any, Protocol, cast
 from urllib.parse import quote
 
-import msgspec
-
 from etude.contracts.decision import Decision, DecisionRequest, NoOptionError
 from etude.contracts.errors import DataError, ReleaseError
+from etude.contracts.plain import plain
 from etude.contracts.ports import Decider
 from etude.contracts.release import Exposure, Mode, Serving
 from etude.release.assignment import INVALID, Assigned, Assignments
@@ -257,7 +256,8 @@ class _Shadow:
             release, candidate, request, decision = self._asked.get()
             began, why = perf_counter(), ""
             try:
-                same = msgspec.to_builtins(candidate.decide(request).action) == msgspec.to_builtins(decision.action)
+                # An option is the agent's own value, of any type.
+                same = plain(candidate.decide(request).action) == plain(decision.action)
             except Exception as error:  # whatever a policy of any package raises
                 same, why = False, f"{type(error).__name__}: {error}"[:500]
             ms = (perf_counter() - began) * 1e3

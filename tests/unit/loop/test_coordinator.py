@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from etude.adapters.objects import open_blobs
 from etude.contracts.bus import message_of
 from etude.contracts.errors import EndpointError, ReleaseError
 from etude.contracts.jobs import Ended, JobState, Stage
@@ -25,6 +26,7 @@ from etude.contracts.subjects import TRAINING, decode
 from etude.contracts.training import JobError as Failure
 from etude.contracts.training import TrainingRequest, TrainingStatus
 from etude.evidence.overlap import Verdict
+from etude.experience.datasets import read_manifest
 from etude.loop.config import LoopConfig, WebhookConfig
 from etude.loop.coordinator import Tick, run
 from tests.unit.loop.small_loop import CONFIG, NOW, SLOT, Clock, SmallLoop, StepRunner, log_tasks, make_loop
@@ -88,6 +90,17 @@ def test_from_the_threshold_to_the_canary(make: Make, tmp_path: Path) -> None:
     assert artifact.sha256.startswith(str(job.version))
     assert loop.settle() == [], "nothing is left to do"
     assert loop.queue.changes() == []
+
+
+def test_a_window_leaves_older_experience_out(make: Make, tmp_path: Path) -> None:
+    loop = make(config=replace(CONFIG, window_days=2.0))
+    log_tasks(loop.store, 5, time=loop.clock() - timedelta(days=3))
+    log_tasks(loop.store, 7, first=5, time=loop.clock() - timedelta(days=1))
+    loop.settle()
+    (job,) = loop.queue.jobs()
+    manifest = read_manifest(open_blobs(str(tmp_path / job.dataset)))
+    assert manifest is not None
+    assert manifest.counts.trajectories == 7
 
 
 def test_only_new_trajectories_count_and_one_job_per_day(make: Make) -> None:

@@ -203,6 +203,13 @@ def test_command_is_that_of_the_problem(tmp_path: Path) -> None:
     without = train_command()(job, None)
     assert "--checkpoint" not in without
     assert "--config" not in without
+    assert "--keep" not in without
+
+
+def test_a_run_of_the_loop_keeps_what_it_learned_since_gates_and_a_canary_judge_it() -> None:
+    request = TrainingRequest(id="a", time=NOW, problem="workflow")
+    job = Job(id="a", slot="workflow", request=request, created=NOW, dataset="d", run="runs/a")
+    assert "--keep always" in " ".join(train_command()(job, None))
 
 
 def wait_for(read: Callable[[], str]) -> str:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from etude.contracts.decision import DecisionRequest
@@ -273,6 +274,18 @@ def test_a_candidate_that_fails_in_shadow_gets_no_traffic(tmp_path: Path) -> Non
     done = traffic.controller().reconcile(SLOT)
     assert actions(done) == [Action.ROLLED_BACK]
     assert "out of order" in done[0].reason
+
+
+def test_options_of_any_type_are_compared_in_shadow(tmp_path: Path) -> None:
+    traffic = Traffic(tmp_path)
+    traffic.start(config={"shadow_answers": 20})
+    for policy in traffic.policies.values():
+        policy.option = {"name": "large", "price": np.float64(0.5), "client": object}
+    traffic.serve(30)
+    _until(lambda: len(_shadow_lines(tmp_path)) >= 30)
+    (step,) = traffic.controller().reconcile(SLOT)
+    assert step.action is Action.ADVANCED, step.reason
+    assert step.evidence["shadow"]["same"] >= 30
 
 
 def test_a_stage_lasts_its_minimum_duration(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -47,14 +47,14 @@ class Fixed:
 
     def __init__(self, version: str) -> None:
         self.version, self.broken, self.propensity = version, False, 1.0
-        self.asked, self.fails_every = 0, 0
+        self.option, self.asked, self.fails_every = cast(Any, version), 0, 0
 
     def decide(self, request: DecisionRequest) -> Decision:
         self.asked += 1
         if self.broken or (self.fails_every and self.asked % self.fails_every == 0):
             raise RuntimeError("out of order")
         logged = LoggedDecision(problem=SLOT, action=self.version, propensity=1.0, policy=self.version)
-        return Decision(action=self.version, propensity=self.propensity, policy=self.version, logged=(logged,))
+        return Decision(action=self.option, propensity=self.propensity, policy=self.version, logged=(logged,))
 
 
 class Traffic:

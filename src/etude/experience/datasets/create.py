@@ -185,7 +185,7 @@ def _gather(
             continue
         if b"\n" in body or b"\r" in body:  # they can only be between tokens
             body = body.replace(b"\n", b" ").replace(b"\r", b" ")
-        request = _request(row, body)
+        request = request_hash(row, body)
         context, rating = request.encode(), f',"rating":{row.feedback!r}' if row.feedback is not None else ""
         tail = f',"reward":{row.reward!r},"confidence":{row.confidence!r},"context":"{request}"{rating}'
         numbers: dict[str, float] = {
@@ -236,7 +236,7 @@ class _Requests(Struct, frozen=True):
 _requests = msgspec.json.Decoder(_Requests)
 
 
-def _request(row: Summary, body: bytes) -> str:
+def request_hash(row: Summary, body: bytes) -> str:
     """Equal for trajectories that answer the same request: of a choice, the task with its first decision's context.
 
     Later contexts may depend on what was chosen before.

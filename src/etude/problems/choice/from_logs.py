@@ -47,9 +47,12 @@ def from_tasks(request: LearnRequest) -> Run:
 
 
 def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.device) -> ChoiceLogReader | TaskLogs:
-    """For the policy that was learned from whole tasks, which samples; else for the options of highest utility."""
+    """For the policy that was learned from whole tasks, which samples; else for the options of highest utility, or
+    with `explore` for those that it samples where it explores."""
     policy = load(artefact)
-    return ChoiceLogReader(policy) if policy.model.policy is None else TaskLogs(policy, device)
+    if policy.model.policy is not None:
+        return TaskLogs(policy, device)
+    return ChoiceLogReader(policy.sampled() if inputs.get("explore") else policy)
 
 
 class LogitsPolicy(nn.Module):

@@ -186,8 +186,10 @@ class WorkerModel:
 def fit_workers(
     attempts: Sequence[Attempt], catalogue: Catalogue, *, config: WorkerModelConfig | None = None, seed: int = 0
 ) -> WorkerModel:
-    """A model of logged attempts. DatasetError if there are none by workers of the catalogue."""
-    types, workers = tuple(t.name for t in catalogue.task_types), tuple(w.name for w in catalogue.workers)
+    """A model of logged attempts, also by workers that came after the catalogue. DatasetError if there are none."""
+    types, named = tuple(t.name for t in catalogue.task_types), {w.name for w in catalogue.workers}
+    later = {a.worker for a in attempts if a.task_type in types} - named
+    workers = (*(w.name for w in catalogue.workers), *sorted(later))
     known = [a for a in attempts if a.task_type in types and a.worker in workers]
     if not known:
         raise DatasetError(
@@ -207,7 +209,13 @@ def fit_workers(
         weight=np.minimum(1 / share, 10.0) * np.maximum(earned.suits, MIN_WEIGHT),
     )
     features = _features([(a.task_type, a.failed, a.category) for a in known], types, workers)
-    able = {t: np.array([w.task_types is None or t in w.task_types for w in catalogue.workers]) for t in types}
+    able = {
+        t: np.array(
+            [w.task_types is None or t in w.task_types for w in catalogue.workers]
+            + [t in tried and tried[t][name] > 0 for name in sorted(later)]  # what they were seen to be asked
+        )
+        for t in types
+    }
     fitted = fit_outcomes(
         features,
         seen,

@@ -1,7 +1,8 @@
 """The drift gate: requests that trained the candidate and those of now in, how far their features have moved out.
 
-Features are what any request has: lengths of texts, numbers, categories, how many options are offered; and what the
-candidate itself predicts for it.
+Features are what any request has: lengths of texts, numbers, categories; and what the candidate itself predicts for it.
+Options that appear and disappear are no drift of the requests, and a policy reads their descriptions: the candidate is
+asked about the options that are offered on both sides.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,7 +49,11 @@ def drift(context: GateContext) -> GateResult:
             f"drift is judged on at least {config.min_drift} of each; log more."
         )
     decider = load(context.candidate)
-    before, now = (read_features(requests, decider) for requests in (context.reference, context.requests))
+    common = _offered(context.reference) & _offered(context.requests)
+    before, now = (
+        read_features([_among(request, common) for request in requests], decider)
+        for requests in (context.reference, context.requests)
+    )
     names = sorted({*before, *now})
     pairs = {feature: _numbers(feature, before, now, context) for feature in names}
     thresholds = DriftThresholds(warn_psi=config.psi_warn, fail_psi=config.psi_fail, min_count=config.min_drift)
@@ -87,13 +93,25 @@ def _without_reference(context: GateContext, name: str) -> GateResult:
     raise UndecidedError("The requests that the policy learned from cannot be found: give its dataset.")
 
 
+def _offered(requests: Sequence[DecisionRequest]) -> frozenset[str]:
+    """Names of all options."""
+    return frozenset(option_name(option) for request in requests for option in request.options or ())
+
+
+def _among(request: DecisionRequest, names: frozenset[str]) -> DecisionRequest:
+    """The request with these options alone, where options are offered."""
+    if request.options is None:
+        return request
+    kept = tuple(option for option in request.options if option_name(option) in names)
+    return msgspec.structs.replace(request, options=kept)
+
+
 def read_features(requests: Sequence[DecisionRequest], decider: Decider) -> Features:
     """What requests have, and for the first of them what the candidate makes of them."""
     found: Features = {}
     for number, request in enumerate(requests):
         asked = _of_answer(request, decider) if number < MAX_ASKED else {}
-        offered = {} if request.options is None else {"options offered": float(len(request.options))}
-        for key, value in {**_of_context(request.context), **offered, **asked}.items():
+        for key, value in {**_of_context(request.context), **asked}.items():
             found.setdefault(key, {})[number] = value
     return found
 
@@ -114,6 +132,8 @@ def _of_context(context: Any) -> dict[str, Any]:
 
 def _of_answer(request: DecisionRequest, decider: Decider) -> dict[str, Any]:
     """What the candidate predicts for the option it takes, and which it is."""
+    if request.options is not None and not request.options:  # none that is offered on both sides
+        return {}
     answer = ask(decider, request)
     if answer.error:
         raise PolicyFailedError(f"The policy raised {answer.error}.")

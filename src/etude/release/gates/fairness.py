@@ -103,7 +103,10 @@ def _weights(context: GateContext, held: HeldOut, group: str, *, inside: bool) -
             if kept:
                 yield kept
 
-    return judge_weights(context.candidate.artefact, context.spec, scaled(examples, held.reward_range))
+    candidate = context.candidate
+    return judge_weights(
+        candidate.artefact, context.spec, scaled(examples, held.reward_range), explores=candidate.explores
+    )
 
 
 def _ends(w: np.ndarray, r: np.ndarray, delta: float) -> tuple[float, float]:

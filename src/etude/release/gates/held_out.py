@@ -11,7 +11,7 @@ from etude.contracts.errors import EtudeError
 from etude.contracts.ports import Example, LoggedDataset
 from etude.evidence.intervals import Estimate, Z, estimate_difference
 from etude.evidence.overlap import Verdict
-from etude.release.gates.gate import GateContext, GateResult, UndecidedError
+from etude.release.gates.gate import Contender, GateContext, GateResult, UndecidedError
 
 FROM_LOGS = "from-logs"
 """Method of policies that learned from a dataset."""
@@ -107,12 +107,12 @@ def _without() -> GateResult:
 
 
 def _on_logs(context: GateContext) -> GateResult:
-    from etude.learning.judge import judge_logs, scaled
+    from etude.learning.judge import scaled
     from etude.learning.off_policy import OffPolicyEvaluation
 
     held, config = held_out_examples(context), context.config
     examples = scaled(held.examples, held.reward_range)
-    found = judge_logs(context.candidate.artefact, context.spec, examples, config.thresholds)
+    found = judged(context, context.candidate, examples)
     evidence: dict[str, Any] = {"held_out": held.note, "candidate": found.to_json()}
     if not isinstance(found, OffPolicyEvaluation):
         return _verdict(found.utility, -config.margin, "the behaviour policy", evidence)
@@ -120,7 +120,7 @@ def _on_logs(context: GateContext) -> GateResult:
         raise UndecidedError(_sentence(next(iter(found.overlap.reasons.values()))), evidence)
     if context.incumbent is None or _is_behaviour(context):
         return _verdict(found.difference, -config.margin, "the behaviour policy", evidence)
-    other = judge_logs(context.incumbent.artefact, context.spec, examples, config.thresholds)
+    other = judged(context, context.incumbent, examples)
     if not isinstance(other, OffPolicyEvaluation):
         return _verdict(found.difference, -config.margin, "the behaviour policy", evidence)
     a, b = (next(iter(one.estimates.values())) for one in (found, other))
@@ -128,6 +128,14 @@ def _on_logs(context: GateContext) -> GateResult:
     mean = a.mean - b.mean
     difference = Estimate(count=a.count, mean=mean, error=error, low=mean - Z * error, high=mean + Z * error)
     return _verdict(difference, -config.margin, "the incumbent", {**evidence, "incumbent": other.to_json()})
+
+
+def judged(context: GateContext, contender: Contender, examples: Any) -> Any:
+    """What the logs say about a policy as it serves."""
+    from etude.learning.judge import judge_logs
+
+    thresholds = context.config.thresholds
+    return judge_logs(contender.artefact, context.spec, examples, thresholds, explores=contender.explores)
 
 
 def _is_behaviour(context: GateContext) -> bool:

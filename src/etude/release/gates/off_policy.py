@@ -7,14 +7,16 @@ With weights w of the candidate and v of the incumbent to the behaviour policy, 
 needs no bound on the weights. Where the incumbent is the behaviour policy, v = 1 and Z − 1 = (w − 1)·r, the gate of
 `statistics.md`. What the incumbent does and the logs never show makes the mean smaller, never larger.
 
-Z varies with v even where both policies do the same. Where the behaviour policy is known to give no option a smaller
-propensity than p, (w − v)·r ≥ −1/p does not, and the gate takes the mean of both e-values, which is one too.
+Z varies with v even where both policies do the same, and with r where requests differ. Where the behaviour
+policy is known to give no option a smaller propensity than p, (w − v)·(r − b) ≥ −1/p does not, for any b in [0, 1] that
+is known before the decision: E[w − v] = 0, so b leaves the mean as it is. The gate takes the mean of three e-values,
+which is one too: of Z, with b = 0, and with b as the reward that the candidate, which has not seen these logs, expects.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,10 @@ from numpy.typing import NDArray
 from etude.evidence.ope import gate_evidence, lower_bound
 from etude.evidence.overlap import ROUNDING, Verdict
 from etude.release.gates.gate import GateContext, GateResult, UndecidedError
-from etude.release.gates.held_out import does_not_apply, held_out_examples, logged_by, not_needed
+from etude.release.gates.held_out import does_not_apply, held_out_examples, judged, logged_by, not_needed
+
+if TYPE_CHECKING:
+    from etude.learning.off_policy import OffPolicyEvaluation
 
 Array = NDArray[np.float64]
 BEHAVIOUR, INCUMBENT = "the behaviour policy", "the incumbent"
@@ -35,6 +40,7 @@ class _Logs:
     candidate: Array
     incumbent: Array  # ones where it is the behaviour policy
     reward: Array
+    expected: Array  # from 0 to 1: the reward that the candidate expects
     other: str  # what the candidate is compared with
     evidence: dict[str, Any]
 
@@ -56,9 +62,11 @@ def off_policy(context: GateContext) -> GateResult:
     harmful = gate_evidence(w * (1 - r) + v * r, one, margin=-margin)  # mean 1 − (V(candidate) − V(incumbent))
     largest = None if config.min_propensity is None else 1 / config.min_propensity
     if largest is not None and max(w.max(), v.max()) <= largest * (1 + ROUNDING):
-        share = (w - v) * r / largest  # ≥ −1
-        safe = (safe + gate_evidence(1 + share, one, margin=margin / largest)) / 2
-        harmful = (harmful + gate_evidence(1 - share, one, margin=-margin / largest)) / 2
+        for baseline in (0.0, found.expected):
+            share = (w - v) * (r - baseline) / largest  # ≥ −1
+            safe += gate_evidence(1 + share, one, margin=margin / largest)
+            harmful += gate_evidence(1 - share, one, margin=-margin / largest)
+        safe, harmful = safe / 3, harmful / 3
     needed = 1 / config.delta
     evidence = {
         **found.evidence,
@@ -87,14 +95,14 @@ def off_policy(context: GateContext) -> GateResult:
 
 def _read(context: GateContext) -> _Logs | GateResult:
     """The weights; UndecidedError on thin overlap. Where a problem has a verdict of its own, the result by that."""
-    from etude.learning.judge import judge_logs, scaled
+    from etude.learning.judge import scaled
     from etude.learning.off_policy import OffPolicyEvaluation
 
-    held, thresholds, spec = held_out_examples(context), context.config.thresholds, context.spec
+    held, spec = held_out_examples(context), context.spec
     if spec.read_logs is None:
         raise UndecidedError(f"The problem {spec.name!r} does not read logged decisions: name `read_logs` in its spec.")
     examples = scaled(held.examples, held.reward_range)
-    candidate = judge_logs(context.candidate.artefact, spec, examples, thresholds)
+    candidate = judged(context, context.candidate, examples)
     evidence: dict[str, Any] = {"held_out": held.note, "candidate": candidate.to_json()}
     if not isinstance(candidate, OffPolicyEvaluation):
         return _by_own_verdict(context, candidate, evidence)
@@ -103,20 +111,24 @@ def _read(context: GateContext) -> _Logs | GateResult:
     one = np.ones(len(candidate.reward))
     if context.incumbent is None or logged_by(context.dataset, context.incumbent.artefact.version):
         other = BEHAVIOUR if context.incumbent is None else INCUMBENT
-        return _Logs(candidate=candidate.weight, incumbent=one, reward=candidate.reward, other=other, evidence=evidence)
-    incumbent = judge_logs(context.incumbent.artefact, spec, examples, thresholds)
+        return _logs(candidate, one, other, evidence)
+    incumbent = judged(context, context.incumbent, examples)
     if not isinstance(incumbent, OffPolicyEvaluation):
-        return _Logs(
-            candidate=candidate.weight, incumbent=one, reward=candidate.reward, other=BEHAVIOUR, evidence=evidence
-        )
+        return _logs(candidate, one, BEHAVIOUR, evidence)
     evidence["incumbent"] = incumbent.to_json()
     if incumbent.overlap.reasons:
         raise UndecidedError(f"Of the incumbent: {_cannot(incumbent.overlap.reasons.values())}", evidence)
+    return _logs(candidate, incumbent.weight, INCUMBENT, evidence)
+
+
+def _logs(candidate: OffPolicyEvaluation, incumbent: Array, other: str, evidence: dict[str, Any]) -> _Logs:
+    expected = np.nan_to_num(candidate.value, nan=0.5).clip(0, 1)
     return _Logs(
         candidate=candidate.weight,
-        incumbent=incumbent.weight,
+        incumbent=incumbent,
         reward=candidate.reward,
-        other=INCUMBENT,
+        expected=expected,
+        other=other,
         evidence=evidence,
     )
 

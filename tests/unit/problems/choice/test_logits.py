@@ -268,6 +268,17 @@ def test_it_is_judged_on_logs_as_it_samples_and_fitted_choices_by_their_best(fit
         assert value.low < mean_reward(policy) < value.high
 
 
+def test_a_fitted_choice_that_explores_is_judged_as_it_samples(fitted: Fitted) -> None:
+    reader = read_logs(find_policy(fitted.folder), {"explore": True}, torch.device("cpu"))
+    assert isinstance(reader, ChoiceLogReader)
+    (logged, *_) = reader.shards(lambda: fitted.data.examples("test"))()
+    found = logged.obs["probability"].numpy()
+    decision = next(iter(fitted.data.examples("test")))[0].trajectory.decisions[0]
+    sampled = fitted.policy.sampled().score(decision.context, decision.eligible, Preferences()).probability
+    assert found[0, : len(sampled)] == pytest.approx(sampled)
+    assert ((found > 0) & (found < 1)).any()
+
+
 def test_it_continues_and_outcomes_are_fitted_again_without_it(learned: Fitted, tmp_path: Path) -> None:
     again = TaskLogs(learned.policy, torch.device("cpu")).policy
     assert learned.policy.model.policy is not None

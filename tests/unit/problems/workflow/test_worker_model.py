@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -158,3 +159,14 @@ def test_unknown_workers_and_task_types_are_left_to_the_planner() -> None:
     assert model.chances(WORKERS, np.ones(2, bool), "another") is None
     with pytest.raises(DatasetError, match="no attempt by a worker of the catalogue"):
         fit_workers([], CATALOGUE)
+
+
+def test_workers_that_came_after_the_catalogue_are_learned_about_too() -> None:
+    new = [replace(attempt, worker="new", done=True) for attempt in attempts(60, seed=1) if attempt.task_type == "sort"]
+    model = fit_workers([*attempts(200), *new], CATALOGUE)
+    assert model.workers[-1] == "new"
+    assert model.tried["sort"]["new"] == len(new)
+    assert model.expect("sort").success[-1] > 0.9
+    chances = model.chances(["new"], np.array([True]), "sort")
+    assert chances is not None
+    assert chances.tolist() == [1.0]

@@ -369,14 +369,14 @@ def make_examples(
 class Network(torch.nn.Module):
     def evaluate(self, obs: Mapping[str, torch.Tensor], action: Mapping[str, torch.Tensor]) -> Evaluation:
         chance = torch.where(action["option"] == 1, obs["a"], 1 - obs["a"])
-        return Evaluation(log_prob=chance.clamp(min=1e-12).log(), entropy=chance * 0, value=chance * 0)
+        return Evaluation(log_prob=chance.clamp(min=1e-12).log(), entropy=chance * 0, value=obs["expected"])
 
 
 class Reader:
-    """Reads logs for a policy whose manifest says how probable `a` is, by group."""
+    """Reads logs for a policy whose manifest says how probable `a` is, and which reward it expects, by group."""
 
-    def __init__(self, chances: Mapping[str, float]) -> None:
-        self.policy, self.chances = Network(), chances
+    def __init__(self, chances: Mapping[str, float], expected: Mapping[str, float]) -> None:
+        self.policy, self.chances, self.expected = Network(), chances, expected
 
     def shards(self, examples: Callable[[], Iterator[Sequence[Any]]]) -> Callable[[], Iterator[Logged]]:
         def parts() -> Iterator[Logged]:
@@ -384,7 +384,10 @@ class Reader:
                 made = [example.trajectory.decisions[0] for example in part]
                 a = [self.chances.get(d.context["group"], self.chances.get("", 0.5)) for d in made]
                 yield Logged(
-                    obs={"a": torch.tensor(a, dtype=torch.float64)},
+                    obs={
+                        "a": torch.tensor(a, dtype=torch.float64),
+                        "expected": torch.tensor([self.expected.get(d.context["group"], 0.0) for d in made]).double(),
+                    },
                     action={"option": torch.tensor([int(d.action == "a") for d in made])},
                     log_propensity=torch.tensor([d.propensity for d in made], dtype=torch.float64).log(),
                     trajectory=torch.arange(len(part)),
@@ -397,7 +400,7 @@ class Reader:
 
 
 def read_logs(artefact: Artefact, inputs: Mapping[str, Any], device: torch.device) -> Reader:
-    return Reader(artefact.manifest.details["chances"])
+    return Reader(artefact.manifest.details["chances"], artefact.manifest.details["expected"])
 
 
 SPEC = ProblemSpec(
@@ -412,11 +415,17 @@ SPEC = ProblemSpec(
 
 
 def make_artefact(
-    folder: Path, *, chances: Mapping[str, float] | None = None, data: Sequence[str] = (), method: str = "from-logs"
+    folder: Path,
+    *,
+    chances: Mapping[str, float] | None = None,
+    data: Sequence[str] = (),
+    method: str = "from-logs",
+    expected: Mapping[str, float] | None = None,
 ) -> Artefact:
-    """A folder with a manifest; `chances` of `a` by group are what its logs are judged with."""
+    """A folder with a manifest; `chances` of `a` by group are what its logs are judged with, and the reward that it
+    expects."""
     about = {"problem": "choice", "method": method, "step": 1, "code": "test", "data": tuple(data)}
-    details = {"chances": dict(chances or {"": 0.5}), "folder": folder.name}
+    details = {"chances": dict(chances or {"": 0.5}), "expected": dict(expected or {}), "folder": folder.name}
     return write_artefact(folder, tensors={}, files={}, about={**about, "details": details})
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
+from etude.contracts.decision import Decision, DecisionRequest
 from etude.evidence.overlap import Verdict
 from etude.learning.artefact import Artefact
 from etude.learning.gate import GateConfig
+from etude.release.gates import latency as latency_module
 from etude.release.gates.gate import run_gate
 from etude.release.gates.latency import latency, memory
 from tests.unit.release.gates.policies import Crashes, Fills, Good, Leaks, Slow, make_contender, make_context
@@ -26,6 +32,29 @@ def test_a_slow_policy_fails(artefact: Artefact) -> None:
     assert found.verdict is Verdict.FAIL
     assert found.value is not None
     assert found.value > 3
+
+
+class SlowNowAndThen(Good):
+    """Every 20th decision takes longer, as where other work has the processor."""
+
+    calls = interruptions = 0
+
+    def decide(self, request: DecisionRequest) -> Decision:
+        self.calls += 1
+        if self.calls % 20 == 0:
+            SlowNowAndThen.interruptions += 1
+            time.sleep(0.2)
+        return super().decide(request)
+
+
+def test_a_busy_machine_cannot_tell(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GateConfig(latency_calls=100, latency_p99_ms=150.0, latency_p99_ms_by_problem={})
+    context = make_context(artefact, SlowNowAndThen, config=config)
+    assert run_gate("latency", latency, context).verdict is Verdict.FAIL, "it is slow by itself"
+    monkeypatch.setattr(latency_module, "_switches", lambda: SlowNowAndThen.interruptions)
+    found = run_gate("latency", latency, context)
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert "too busy" in found.reason
 
 
 def test_the_smaller_limit_of_the_problem_holds(artefact: Artefact) -> None:

@@ -16,7 +16,15 @@ from etude.learning.gate import GateConfig, GateContext, GateResult
 from etude.release.gates.gate import run_gate
 from etude.release.gates.held_out import held_out, held_out_examples
 from etude.release.gates.off_policy import off_policy
-from tests.unit.release.gates.policies import Logs, make_artefact, make_contender, make_context, make_examples
+from tests.unit.release.gates.policies import (
+    NORTH,
+    SOUTH,
+    Logs,
+    make_artefact,
+    make_contender,
+    make_context,
+    make_examples,
+)
 
 LOGS = Logs(rows={"train": make_examples(10, first=10_000), "test": make_examples(1500)})
 GOOD, WORSE = {"": 0.9}, {"": 0.1}
@@ -120,6 +128,42 @@ def test_false_passes_are_as_rare_as_delta_says(tmp_path: Path) -> None:
         logs = replace(LOGS, rows={"test": make_examples(300, seed=seed)})
         passed += judged(make_context(artefact, dataset=logs)).verdict is Verdict.PASS
     assert passed <= 10
+
+
+DIFFICULTY = {NORTH: 0.97, SOUTH: 0.03}
+"""The reward of requests, nearly whatever is chosen."""
+
+
+def of_difficulty(count: int, *, gain: float, seed: int = 0) -> Logs:
+    def success(group: str, action: str) -> float:
+        return DIFFICULTY[group] + (gain / 2 if action == "a" else -gain / 2) * (1 if group == SOUTH else -1)
+
+    return replace(LOGS, rows={"test": make_examples(count, groups=(NORTH, SOUTH), success=success, seed=seed)})
+
+
+def test_what_the_candidate_expects_of_a_request_makes_fewer_logs_suffice(tmp_path: Path) -> None:
+    known = GateConfig(min_propensity=0.5)
+    equal, logs = {"": 0.8}, of_difficulty(1500, gain=0.0)
+    found = []
+    for name, expected in {"without": {}, "with": DIFFICULTY}.items():
+        candidate = make_artefact(tmp_path / name, chances=equal, data=[LOGS.content], expected=expected)
+        found.append(judged(make_context(candidate, dataset=logs, config=known)).verdict)
+    assert found == [Verdict.CANNOT_TELL, Verdict.PASS]
+
+
+def test_false_passes_are_rare_whatever_the_candidate_expects(tmp_path: Path) -> None:
+    """It is worse by the margin: .4 × .05 at requests of the south, and at others by as much."""
+    known, passed = GateConfig(min_propensity=0.5), 0
+    wrong = {NORTH: 0.1, SOUTH: 0.9}
+    candidates = [
+        make_artefact(tmp_path / str(i), chances={NORTH: 0.9, SOUTH: 0.1}, data=[LOGS.content], expected=expected)
+        for i, expected in enumerate((DIFFICULTY, wrong))
+    ]
+    for seed in range(60):
+        logs = of_difficulty(300, gain=0.05, seed=seed)
+        for candidate in candidates:
+            passed += judged(make_context(candidate, dataset=logs, config=known)).verdict is Verdict.PASS
+    assert passed <= 12
 
 
 def test_rewards_are_shares_of_their_range(tmp_path: Path) -> None:

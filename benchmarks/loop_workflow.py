@@ -1,0 +1,183 @@
+"""The workflows of `loop_cycles.py`: executions in the simulated office, in virtual time, by the planner that serves.
+
+The first planner imitates a log: plans of which 20 % are wrong, workers by reputation (`office_logs.py`). Workers of
+the office change: prices, skills, and each week one is replaced by another one with its own name and skills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from loop_choice import add_success_reward
+from office_logs import Bench, settings
+from workflow_loop import FEW
+
+import etude
+from etude.bootstrap.experience import collector
+from etude.bootstrap.release import served_policy, settings_here
+from etude.contracts.trajectory import Trajectory
+from etude.loop.coordinator import Coordinator
+from etude.orchestrator.executor import Orchestrator
+from etude.orchestrator.log import ExecutionLog
+from etude.orchestrator.prepare import prepare, write_prepared
+from etude.orchestrator.virtual_time import run_virtually
+from etude.orchestrator.workers.simulated import SimulatedCrew
+from etude.orchestrator.workplace import instructions_for
+from etude.problems.catalogue import Catalogue
+from etude.problems.workflow.artefact import load
+from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.office.office import Office
+from etude.release.registry import Registry
+
+SLOT = "workflow"
+EXPLORE = 0.1
+FIRST = 1000
+"""Executions that the first planner imitates."""
+MEASURED = 300
+"""Held-out instructions that each policy carries out, under the same conditions."""
+PRICES, SKILLS = 0.15, 0.8
+"""Standard deviations per cycle of the logarithm of prices, and of the logit of skills of the workers that change."""
+
+
+class Publisher:
+    """A log that publishes executions as trajectories, at the time of the simulated clock."""
+
+    def __init__(self, clock: Any, seconds: float) -> None:
+        self.clock, self.seconds, self.collector = clock, seconds, collector()
+
+    def append(self, trajectory: Trajectory) -> None:
+        self.collector.publish(msgspec.structs.replace(trajectory, time=self.clock()))
+        self.clock.advance(self.seconds)
+
+
+class WorkflowWorld:
+    slot, per_day, batch = SLOT, 1000, 125
+
+    def __init__(self, seed: int) -> None:
+        torch.set_num_threads(1)
+        self.seed, self.chosen = seed, settings(seed)
+        self.bench = Bench(seed=seed, policy="flawed", chosen=self.chosen)
+        assert self.bench.place.config is not None
+        self.limits, self.count = self.bench.place.config.limits, 0
+        self.held_out = self.bench.place.config.held_out
+        self.drift(-1)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "experience": {"reward_version": 4, "explore": EXPLORE},
+            "loop": {"threshold": 1000},
+            "release": {"gates": {"first_needs_evidence": False}},  # the first planner imitates, it has no logs
+            "run": {"threads": 1, "device": "cpu"},
+        }
+
+    def drift(self, cycle: int) -> str:
+        """The office after all drifts up to this cycle, which depends on the seed alone."""
+        rng = np.random.default_rng([self.seed, 2])
+        base = self.bench.office
+        catalogue = base.catalogue
+        skill = np.array(base.skill)[: len(catalogue.task_types), : len(catalogue.workers)]
+        price, said = np.ones(len(catalogue.workers)), ""
+        for number in range(cycle + 1):
+            price *= np.exp(rng.normal(0, PRICES, len(price)))
+            changed = rng.choice(len(price) - 1, 2, replace=False)  # the person stays
+            for worker in changed:
+                moved = 1 / (1 + np.exp(-(_logit(skill[:, worker]) + rng.normal(-0.3, SKILLS))))
+                skill[:, worker] = np.where(skill[:, worker] > 0, moved, 0)
+            gone = int(rng.integers(len(price) - 1))
+            fresh = np.clip(skill[:, gone] + rng.normal(0, 0.15, len(skill)), 0.05, 0.98)
+            skill[:, gone] = np.where(skill[:, gone] > 0, fresh, 0)
+            old = catalogue.workers[gone]
+            name = f"{old.name.partition(' ')[0]} {number + 2}"
+            catalogue = _replaced(catalogue, gone, name)
+            said = f"{old.name} is replaced by {name}; skills of " + ", ".join(
+                catalogue.workers[i].name for i in changed
+            )
+        priced = [
+            msgspec.structs.replace(
+                w,
+                usd_per_call=w.usd_per_call * factor,
+                usd_per_mtok_in=w.usd_per_mtok_in * factor,
+                usd_per_mtok_out=w.usd_per_mtok_out * factor,
+            )
+            for w, factor in zip(catalogue.workers, price.tolist(), strict=True)
+        ]
+        office = copy(base)
+        office.catalogue = Catalogue(task_types=catalogue.task_types, workers=tuple(priced))
+        office.skill, office.exists = skill.tolist(), [True] * len(priced)
+        office.rules = Rules(office.catalogue, self.limits)
+        self.office: Office = office
+        self._serving: Orchestrator | None = None
+        return said
+
+    def first(self, loop: Coordinator, clock: Any) -> str:
+        add_success_reward()
+        data, run, place = Path("first.json"), Path("first"), self.bench.place
+        if not data.exists():
+            with ExecutionLog(Path("logs"), place.crew.catalogue, redact=None) as log:
+                behaviour = Orchestrator(self.bench.explorer, place.crew, log=log, seed=self.seed)
+                run_virtually(behaviour.execute_all(instructions_for(place, FIRST)))
+            write_prepared(prepare(Path("logs"), max_nodes=self.limits.max_nodes), data)
+        etude.train("workflow", out=run, preset="office", settings=self.chosen | FEW, data=data)
+        return str(run)
+
+    def serve(self, number: int, clock: Any) -> list[dict[str, float]]:
+        if self._serving is None:
+            served = served_policy(SLOT, settings_here(Path("etude.yaml")))
+            decider = served.decider(catalogue=self.office.catalogue, limits=self.limits, explore=EXPLORE)
+            crew = SimulatedCrew(self.office, seed=self.seed)
+            log = Publisher(clock, 86400 / self.per_day)
+            self._serving = Orchestrator(decider, crew, log=log, seed=self.seed)
+        texts = self.office.scenarios.instructions[: -2 * self.held_out]
+        chosen = [texts[(self.count + i) % len(texts)] for i in range(number)]
+        self.count += number
+        results = run_virtually(self._serving.execute_all(chosen))
+        return [_measured(result.trajectory) for result in results]
+
+    def measure(self, registry: Registry, version: str) -> dict[str, float]:
+        planner = load(registry.artefact(version))
+        decider = planner.decider(catalogue=self.office.catalogue, limits=self.limits, explore=EXPLORE)
+        return self._carry_out(decider)
+
+    def _carry_out(self, decider: Any) -> dict[str, float]:
+        """Means over held-out instructions; loads and outages depend on the instruction's number alone."""
+        texts, found = self.office.scenarios.instructions[-self.held_out :], []
+        for number, text in enumerate(texts[:MEASURED]):
+            crew = SimulatedCrew(self.office, seed=MEASURED * self.seed + number)
+            result = run_virtually(Orchestrator(decider, crew, seed=self.seed).execute(text, number=number))
+            found.append(_measured(result.trajectory))
+        return {name: float(np.mean([row[name] for row in found])) for name in found[0]}
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        return {}
+
+
+def _logit(p: np.ndarray) -> np.ndarray:
+    clipped = np.clip(p, 0.01, 0.99)
+    return np.asarray(np.log(clipped / (1 - clipped)))
+
+
+def _replaced(catalogue: Catalogue, place: int, name: str) -> Catalogue:
+    workers = list(catalogue.workers)
+    old = workers[place]
+    about = f"{old.description} Another supplier: {name}."
+    workers[place] = msgspec.structs.replace(old, name=name, description=about)
+    return Catalogue(task_types=catalogue.task_types, workers=tuple(workers))
+
+
+def _measured(trajectory: Trajectory) -> dict[str, float]:
+    outcome = trajectory.outcome
+    return {
+        "success": float(bool(outcome.success)),
+        "cost_usd": outcome.cost_usd or 0.0,
+        "latency_ms": outcome.latency_ms or 0.0,
+        "attempts": float(len(trajectory.turns)),
+    }
+
+
+__all__: Sequence[str] = ("WorkflowWorld",)

@@ -1,0 +1,97 @@
+"""Gates of the loop: a candidate is judged on what the incumbent decides, and again when that has become more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.bootstrap import experience as wiring
+from etude.bootstrap.datasets import logs_of
+from etude.bootstrap.gates import REPORT
+from etude.bootstrap.loop import open_loop
+from etude.bootstrap.releases import RegistryReleases
+from etude.contracts.release import Action
+from etude.evidence.overlap import Verdict
+from etude.learning.run_folder import find_policy
+from tests.integration.test_choice_loop import forget_collectors, work
+from tests.tiny import etude
+
+SLOT = "choice:model"
+SETTINGS = """
+experience: {reward_version: 3, explore: 0.1, decide_timeout_ms: 60000}
+choice: {encoder: ngrams, explore: epsilon, epsilon: 0.3}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    wiring._collector.made.clear()
+    yield
+    forget_collectors()
+
+
+def register(run: Path, releases: RegistryReleases) -> str:
+    return releases.release.registry.register(find_policy(run), SLOT, actor="test")
+
+
+def train(name: str) -> Path:
+    data = f"datasets/{name}"
+    assert etude("dataset", "create", "--problem", SLOT, "--shares", "0.6,0.1,0.3", "--out", data) == 0
+    assert etude("train", "choice", "--dataset", data, "--out", f"runs/{name}", "--no-progress") == 0
+    return Path("runs", name)
+
+
+def report_of(releases: RegistryReleases, version: str) -> dict[str, Any]:
+    data = releases.release.registry.attached(version, REPORT)
+    assert data is not None
+    return {result["name"]: result for result in json.loads(data)["results"]}
+
+
+def test_a_candidate_is_judged_on_the_logs_of_the_incumbent_until_they_tell(tmp_path: Path) -> None:
+    Path("etude.yaml").write_text(SETTINGS)
+    work(600)
+    first = train("first")
+    with open_loop(Path("etude.yaml")) as loop:
+        assert isinstance(loop.releases, RegistryReleases)
+        releases, registry = loop.releases, loop.releases.release.registry
+        incumbent = register(first, releases)
+        registry.record(SLOT, Action.GATES_PASSED, incumbent, actor="test")
+        registry.approve(SLOT, incumbent, by="test")
+        registry.promote_directly(SLOT, incumbent, by="test", reason="the first one")
+        work(60, seed=1)
+        loop.ingest()
+        logs = logs_of(releases.release.experience.store, SLOT, incumbent, reward=3)
+        assert logs is not None
+        assert (logs.policy, logs.splits) == (f"{incumbent}+sampled", {"test": 60})
+        candidate = register(train("second"), releases)
+        assert releases.gate(candidate, SLOT) is Verdict.CANNOT_TELL
+        before = report_of(releases, candidate)
+        assert before["safety"]["verdict"] == "pass"
+        assert before["off_policy"]["verdict"] == "cannot tell"
+        for seed in range(2, 6):  # the numbers in the texts stay alike
+            work(600, seed=seed)
+        loop.ingest()
+        verdict = releases.gate(candidate, SLOT)
+        after = report_of(releases, candidate)
+        assert verdict is Verdict.PASS, [one["reason"] for one in after.values() if one["verdict"] != "pass"]
+        assert after["safety"] == before["safety"], "what passed is not run again"
+        assert after["off_policy"]["evidence"]["compared_with"] == "the incumbent"
+        assert after["off_policy"]["evidence"]["candidate"]["trajectories"] > 2400
+
+
+def test_there_are_no_logs_of_a_policy_that_never_decided(tmp_path: Path) -> None:
+    Path("etude.yaml").write_text(SETTINGS)
+    work(5)
+    with open_loop(Path("etude.yaml")) as loop:
+        loop.ingest()
+        assert logs_of(loop.store, SLOT, "0123456789abcdef", reward=3) is None
+        uniform = logs_of(loop.store, SLOT, "uniform", reward=3)
+        assert uniform is not None
+        (part,) = uniform.examples("test")
+        assert len(part) == 5
+        assert list(uniform.examples("train")) == []
