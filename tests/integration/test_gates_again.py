@@ -95,3 +95,20 @@ def test_there_are_no_logs_of_a_policy_that_never_decided(tmp_path: Path) -> Non
         (part,) = uniform.examples("test")
         assert len(part) == 5
         assert list(uniform.examples("train")) == []
+
+
+def test_the_first_policy_is_judged_on_what_decides_before_it(tmp_path: Path) -> None:
+    Path("etude.yaml").write_text(SETTINGS)
+    work(540)
+    first = train("first")
+    with open_loop(Path("etude.yaml")) as loop:
+        assert isinstance(loop.releases, RegistryReleases)
+        version = register(first, loop.releases)
+        assert loop.releases.gate(version, SLOT) is Verdict.CANNOT_TELL
+        for seed in range(1, 4):
+            work(400, seed=seed)
+        loop.ingest()
+        verdict = loop.releases.gate(version, SLOT)
+        found = report_of(loop.releases, version)
+        assert verdict is Verdict.PASS, [one["reason"] for one in found.values() if one["verdict"] != "pass"]
+        assert found["off_policy"]["evidence"]["candidate"]["trajectories"] > 1_200

@@ -124,11 +124,14 @@ class StoredExample(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
-def logs_of(store: ExperienceStore, slot: str, version: str, *, reward: int) -> PolicyLogs | None:
-    """What the policy of a slot decided, greedy or exploring, whichever is more; None without a rewarded trajectory."""
+def logs_of(store: ExperienceStore, slot: str, version: str | None, *, reward: int) -> PolicyLogs | None:
+    """What the policy of a slot decided, greedy or exploring, whichever is more; None without a rewarded trajectory.
+
+    Without a version, before a first policy serves, what decided most.
+    """
     counts: Counter[str] = Counter()
     for group in store.stats(Where(problem=slot, min_confidence=0.0), version=reward).groups:
-        if group.policy is not None and group.policy.partition("+")[0] == version:
+        if group.policy is not None and version in (None, group.policy.partition("+")[0]):
             counts[group.policy] += group.count
     return (
         PolicyLogs(store=store, slot=slot, policy=max(counts, key=lambda p: counts[p]), reward=reward)

@@ -42,10 +42,8 @@ class RegistryReleases:
         """On what the incumbent decided and the version did not learn from: with the traffic it becomes more, so that
         gates that could not tell can tell later. The e-value of the off-policy gate is valid at every such look."""
         serving, release = self.release.registry.serving(slot).incumbent, self.release
-        logs = None
-        if serving is not None:
-            reward = release.settings.experience.reward_version
-            logs = logs_of(release.experience.store, slot, serving, reward=reward)
+        reward = release.settings.experience.reward_version
+        logs = logs_of(release.experience.store, slot, serving, reward=reward)
         return judge_again(version, slot=slot, dataset=logs, config=self.config, actor=COORDINATOR).verdict
 
     def start(self, version: str, slot: str) -> str:
