@@ -2,6 +2,8 @@
 
     python benchmarks/office_logs.py                          # five seeds, about 18 minutes each on one core
     python benchmarks/office_logs.py --seeds 3 --executions 200 1000 --policy flawed --out DIR
+    python benchmarks/office_logs.py --part --seeds 3 --executions 200 --policy flawed --out DIR  # of many
+    python benchmarks/office_logs.py --seeds --out DIR        # the results of all that DIR holds, at the end
 
 A policy carries out 200, 1,000 or 5,000 instructions of the simulated office, and a tenth of its decisions is explored.
 Then come the steps that a user takes: `prepare`, phase 1 on the prepared file, `ingest`, a dataset, and
@@ -17,7 +19,8 @@ Nothing that learns sees a best plan: it sees what was logged, with the verdict 
 the behaviour policy without exploration, which is better and cheaper than it was while it logged; those to the policy
 as it logged are in the results file too. `kept` is what the verdict of the last training kept, `learned` what it
 learned (`--keep always`); `with fallback` is `learned`, except that the behaviour policy plans, with learned workers,
-where the learned plan is less probable than the behaviour policy's workflows are right, by the log.
+where the learned plan is less probable than the behaviour policy's workflows are right, by the log; the planner
+revises those plans where held-out examples show that this makes them better.
 
 The other rows are bounds, which know best plans or hidden skills. They show where the losses are: the behaviour
 policy's plans, learned plans and right plans, with learned workers and with the best ones.
@@ -50,6 +53,7 @@ from workflow_loop import Settings, of_office
 
 import etude
 from etude.experience.datasets import MANIFEST
+from etude.files.durable import replace_file
 from etude.orchestrator.executor import Orchestrator
 from etude.orchestrator.flow import PlanDecider
 from etude.orchestrator.log import ExecutionLog, read_log
@@ -335,7 +339,7 @@ def one(seed: int, policy: str, sizes: Sequence[int], root: Path, chosen: Settin
     bench = Bench(seed=seed, policy=policy, chosen=settings(seed) | chosen)
     if not (file := folder / "references.json").exists():
         references = {name: carry_out(bench, decider) for name, decider in bench.references().items()}
-        file.write_text(json.dumps(references))
+        replace_file(file, json.dumps(references).encode())  # another process may read it
         print(f"{policy}, seed {seed}: references, {time.perf_counter() - began:.0f} s", flush=True)
     for executions in sizes:
         if (file := folder / str(executions) / "measured.json").exists():
@@ -349,7 +353,7 @@ def one(seed: int, policy: str, sizes: Sequence[int], root: Path, chosen: Settin
         unsure = Unsure(min_probability=None, then="fallback", fallback=usual, verdicts=logged_verdicts(file.parent))
         policies[FALLBACK] = carry_out(bench, candidates[LEARNED], unsure)
         about |= {"policies": policies, "seconds": time.perf_counter() - began}
-        file.write_text(json.dumps(about))
+        replace_file(file, json.dumps(about).encode())
         print(f"{policy}, seed {seed}: {executions:,} executions, {about['seconds']:.0f} s", flush=True)
 
 
@@ -414,6 +418,7 @@ def main() -> None:
     arguments.add_argument("--executions", type=int, nargs="*", default=list(SIZES))
     arguments.add_argument("--policy", nargs="*", choices=POLICIES, default=list(POLICIES), help="behaviour policies")
     arguments.add_argument("--out", type=Path, default=None, help="folder that keeps the files")
+    arguments.add_argument("--part", action="store_true", help="measure alone: the results file is left as it is")
     arguments.add_argument("--set", type=setting, action="append", default=[], metavar="KEY=VALUE")
     given = arguments.parse_args()
     torch.set_num_threads(1)
@@ -421,7 +426,8 @@ def main() -> None:
     for policy in given.policy:
         for seed in given.seeds:
             one(seed, policy, given.executions, root, dict(given.set))
-    save("office_logs", {"settings": dict(given.set), **gather(root)})
+    if not given.part:
+        save("office_logs", {"settings": dict(given.set), **gather(root)})
 
 
 if __name__ == "__main__":

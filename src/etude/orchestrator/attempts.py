@@ -17,7 +17,7 @@ from etude.contracts.work import Fault, Input, Subtask, WorkerError, WorkflowInp
 from etude.orchestrator.crew import Crew, Member
 from etude.orchestrator.parameters import Needs
 from etude.orchestrator.record import Attempt
-from etude.problems.workflow.faults import NOT_CHARGED
+from etude.problems.workflow.faults import CATEGORY, NOT_CHARGED
 from etude.problems.workflow.grammar import Status
 from etude.problems.workflow.plan import SLACK, Limits
 from etude.problems.workflow.progress import Progress, Step
@@ -281,7 +281,7 @@ class Attempts:
             step.status, step.output = Status.DONE, end.output
             self.notify("done", step)
         else:
-            step.status = Status.FAILED
+            step.status, step.error = Status.FAILED, int(CATEGORY[end.fault])
             self.failures.append((this, end))
             self.notify("failed", step, fault=end.fault, message=end.message)
 

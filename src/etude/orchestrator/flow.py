@@ -133,6 +133,7 @@ class Flow:
     proposal: Proposal | None = None  # the policy's first plan, where it says how sure it is
     min_probability: float | None = None  # required of it
     fallback: Decider | None = None  # plans instead
+    revised: bool = False  # its plan was changed
     refused: bool = False  # before the first attempt: workers cannot be reached, or the policy is unsure of its plan
     requests: int = 0  # decisions asked for
     logged_live: Any = None  # the workers' numbers as they were last logged
@@ -221,6 +222,10 @@ class Flow:
         if unsure.then == "fallback":
             self.decisions, self.logged_live, self.fallback = [], None, unsure.fallback
             planned = await self._decide(live, unsure.fallback)
+            share = max(unsure.verdicts.share, self.min_probability or 0.0)  # whoever sets a minimum trusts it so far
+            if (revised := self._revised(planned, live, share)) is not None:
+                self.revised, self.decisions = True, list(revised.logged)
+                return revised.logged
             if reassign := getattr(self.at.decider, "reassign", None):
                 planned = self.decisions = [reassign(decision) for decision in planned]
             return planned
@@ -234,6 +239,11 @@ class Flow:
         self.decisions = []  # a person chose: there is no propensity
         lay_down(plan, self.progress, self.at.crew)
         return ()
+
+    def _revised(self, planned: Sequence[LoggedDecision], live: Sequence[Live], share: float) -> Decision | None:
+        """The policy's own plan near that of the fallback, which is right in a `share` of cases; None if it is that."""
+        revise = getattr(self.at.decider, "revise", None)
+        return None if revise is None else revise(self._next_request(live), planned, share)
 
     async def _check_reachable(self, live: Sequence[Live]) -> None:
         """WorkersError if the plan needs a task type that no reachable worker can do."""
@@ -275,15 +285,7 @@ class Flow:
 
     async def _request(self, live: Sequence[Live], decider: Decider) -> Decision:
         """Ask a decider. Nothing else happens meanwhile, unless it waits for a service: then until the deadline."""
-        progress = self.progress
-        base = crc32(self.id.encode()) if self.number is None else self.number
-        request = DecisionRequest(
-            context={"instruction": self.instruction, "live": live},
-            state=to_state(progress) if progress.steps or progress.replans or progress.spent_usd else None,
-            at_ms=self.attempts.now_ms() if self.first is not None else 0.0,
-            seed=SEEDS * (self.at.seed + base) + self.requests,
-            trajectory=self.id,
-        )
+        request = self._next_request(live)
         self.requests += 1
         if isinstance(decider, AsyncDecider):
             self._notify("deciding")
@@ -294,8 +296,19 @@ class Flow:
                 )
         else:
             decision = decider.decide(request)
-        progress.spent_usd += decision.cost_usd
+        self.progress.spent_usd += decision.cost_usd
         return decision
+
+    def _next_request(self, live: Sequence[Live]) -> DecisionRequest:
+        progress = self.progress
+        base = crc32(self.id.encode()) if self.number is None else self.number
+        return DecisionRequest(
+            context={"instruction": self.instruction, "live": live},
+            state=to_state(progress) if progress.steps or progress.replans or progress.spent_usd else None,
+            at_ms=self.attempts.now_ms() if self.first is not None else 0.0,
+            seed=SEEDS * (self.at.seed + base) + self.requests,
+            trajectory=self.id,
+        )
 
     def _add_steps(self, planned: Sequence[LoggedDecision], live: Sequence[Live], at_ms: float) -> None:
         for decision in planned:
@@ -483,6 +496,7 @@ class Flow:
             known |= {} if self.min_probability is None else {"min_probability": self.min_probability}
         if self.fallback is not None:
             known["fallback"] = self.fallback.version
+            known |= {"revised": True} if self.revised else {}
         if self.inputs:
             known["inputs"] = self.inputs.described()
         if broken := violations(progress, outcome, self.at.limits, crew):

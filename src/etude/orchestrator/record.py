@@ -72,6 +72,7 @@ class Execution(Struct, frozen=True, kw_only=True, omit_defaults=True):
     probability: float | None = None  # that the first plan is right, links included, where the policy says so
     min_probability: float | None = None  # required of that plan, where there is a minimum
     fallback: str | None = None  # the version that was to plan instead, where it was not probable enough
+    revised: bool = False  # the policy changed the subtasks or links of the fallback's plan
     policy: str  # the version that decided
     user: str | None = None  # for whom: a name that means nothing elsewhere
     reward: float = 0.0  # the document's, of this outcome

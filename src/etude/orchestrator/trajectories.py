@@ -130,6 +130,7 @@ def to_execution(trajectory: Trajectory) -> Execution:
         probability=known.get("probability"),
         min_probability=known.get("min_probability"),
         fallback=known.get("fallback"),
+        revised=bool(known.get("revised")),
         policy=trajectory.policy or "",
         user=trajectory.user,
         reward=known.get("execution_reward", 0.0),
@@ -195,6 +196,7 @@ def to_trajectory(execution: Execution, catalogue: Catalogue, **about: Any) -> T
         "probability": execution.probability,
         "min_probability": execution.min_probability,
         "fallback": execution.fallback,
+        "revised": execution.revised or None,
         "violations": list(execution.violations),
         "inputs": execution.inputs,
     }

@@ -84,10 +84,13 @@ def is_unsure(proposal: Proposal | None, min_probability: float) -> bool:
 def verdict(execution: Execution, planner: str, *, judged: bool) -> bool | None:
     """Whether a workflow that a policy was to plan was right; None if another one was, or if no one can say.
 
-    Self-declared success says nothing about the plan. Where whole workflows are verified, one without a plan is wrong.
+    Self-declared success says nothing about the plan. Where whole workflows are verified, one without a plan is wrong,
+    and so is a plan where another one succeeded in its place.
     """
     if planner != (execution.fallback or execution.policy):
         return None
+    if execution.revised:
+        return False if execution.success and execution.success_by in VERIFIED else None
     if execution.success_by in VERIFIED:
         return execution.success
     return False if judged and execution.planner_outputs is None and execution.ended != "cancelled" else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import etude
@@ -16,10 +18,10 @@ from etude.contracts.work import Fault, Subtask, WorkerError
 from etude.orchestrator.executor import Result
 from etude.orchestrator.record import Execution, correction_of
 from etude.orchestrator.trajectories import to_execution, to_trajectory
-from etude.orchestrator.unsure import Unsure, Verdicts
+from etude.orchestrator.unsure import Unsure, Verdicts, verdict
 from etude.problems.workflow.decide import WorkflowDecider, by_rules
-from etude.problems.workflow.doubt import Proposal
-from etude.problems.workflow.plan import Limits
+from etude.problems.workflow.doubt import Hinted, Proposal
+from etude.problems.workflow.plan import Limits, Node, Plan
 from tests.chat_server import Act, ChatServer
 from tests.language import CATALOGUE, WORDS, trained_run
 from tests.unit.orchestrator.lines import execution
@@ -279,3 +281,64 @@ def test_what_a_log_shows_about_the_fallback() -> None:
     unsure.learn([*counted, *others], judged=True)
     assert unsure.verdicts == Verdicts(right=2, wrong=3)
     assert unsure.threshold() == pytest.approx(3 / 7)
+
+
+def test_what_was_not_asked_for_is_planned_again_without_it(run: Path) -> None:
+    def choosy(subtask: Subtask) -> str:
+        if subtask.task_type == "draw":
+            raise WorkerError("this was not asked for", fault=Fault.NOT_APPLICABLE)
+        return subtask.task_type
+
+    result = carried_out(run, ChatServer(answer=lambda request: DRAWN), 1.0, worker=choosy)
+    corrections = [correction_of(d) for d in result.execution.decisions if correction_of(d)]
+    assert corrections == ["replan"]
+    assert [node.status for node in result.execution.nodes][-1] == "dropped"
+    done = {CATALOGUE.task_types[node.task_type].name for node in result.execution.nodes if node.status == "done"}
+    assert done
+    assert "draw" not in done
+    replanned = [d for d in result.execution.decisions if (d.context or {}).get("state", {}).get("replaced")]
+    assert [step[0] for step in replanned[0].context["state"]["replaced"]] == [list(WORDS).index("draw")]
+
+
+def revising(run: Path, *, right: int, wrong: int) -> tuple[Result, Unsure]:
+    """With a fallback that always draws, and so many verdicts on it; the planner takes over no plan."""
+    drawing = WorkflowDecider(
+        version="drawing",
+        catalogue=CATALOGUE,
+        limits=Limits(),
+        choosers=lambda rules, text: lambda draft, rng: [(a, 1.0) for a in rules.actions(drawn(text))],
+    )
+    trained = etude.load(run)
+    hints = (Hinted(cost=3.0, examples=100, kept=0.95, mended=0.9),)
+    calibration = msgspec.structs.replace(trained.calibration, hints=hints, subtasks=(-9.0, 0.0))
+    verdicts = Verdicts(right=right, wrong=wrong)
+    unsure = Unsure(min_probability=None, then="fallback", fallback=drawing, verdicts=verdicts)
+    workers = {"quick": work, "careful": work}
+    orchestrator = etude.Orchestrator(dataclasses.replace(trained, calibration=calibration), workers, unsure=unsure)
+    return orchestrator.run(TEXT), unsure
+
+
+def drawn(text: str) -> Plan:
+    return Plan(instruction=text, nodes=(Node(task_type="draw", worker="quick"),))
+
+
+def test_a_plan_of_the_fallback_that_is_mostly_wrong_is_revised(run: Path) -> None:
+    result, _ = revising(run, right=5, wrong=45)
+    execution_ = result.execution
+    assert (execution_.fallback, execution_.revised) == ("drawing", True)
+    assert {d.policy for d in execution_.decisions} == {etude.load(run).version}
+    assert execution_.decisions[0].propensity is None
+    assert result.output == "mail"
+    assert to_execution(to_trajectory(execution_, CATALOGUE)).revised
+
+
+def test_a_plan_of_the_fallback_that_is_mostly_right_is_carried_out(run: Path) -> None:
+    result, _ = revising(run, right=990, wrong=1)
+    assert (result.execution.fallback, result.execution.revised, result.output) == ("drawing", False, "draw")
+
+
+def test_a_revised_plan_that_succeeds_shows_that_the_fallback_was_wrong() -> None:
+    revised = msgspec.structs.replace(execution(), fallback="m", revised=True, success=True, success_by="verifier")
+    assert verdict(revised, "m", judged=True) is False
+    assert verdict(msgspec.structs.replace(revised, success=False), "m", judged=True) is None
+    assert verdict(msgspec.structs.replace(revised, success_by="self"), "m", judged=True) is None

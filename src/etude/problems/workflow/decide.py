@@ -29,10 +29,11 @@ from etude.problems.workflow.experts import (
     retry_only,
     retry_then_switch,
 )
-from etude.problems.workflow.grammar import Correction, Rules
+from etude.problems.workflow.grammar import Correction, Rules, Status
+from etude.problems.workflow.hint import Subtask
 from etude.problems.workflow.office.scenarios import from_examples
 from etude.problems.workflow.plan import Limits, Plan
-from etude.problems.workflow.progress import Live, from_state, live_of, to_draft
+from etude.problems.workflow.progress import Live, Progress, from_state, live_of, to_draft
 
 MAX_CHOOSERS = 128
 """Instructions that are kept as read: a workflow is decided about several times, many workflows at once."""
@@ -51,6 +52,23 @@ class Proposer(Protocol):
 
     def propose(self, draft: Obs) -> Proposal | None:
         """The plan, with its probability; None where the draft is to be continued choice by choice."""
+
+
+@runtime_checkable
+class Replanner(Protocol):
+    """A chooser that plans the rest of a workflow with what is known of the plan that failed."""
+
+    def replan(self, draft: Obs, before: Sequence[Subtask]) -> Plan | None:
+        """The plan, which begins with the nodes of the draft; `before` is the plan that failed, with these nodes first.
+        None where the draft is to be continued choice by choice."""
+
+
+@runtime_checkable
+class Reviser(Protocol):
+    """A chooser that corrects plans of another policy."""
+
+    def revise(self, draft: Obs, given: Sequence[Subtask], share: float) -> Plan | None:
+        """A plan near a given one, which is right in a `share` of cases; None if it has the same subtasks and links."""
 
 
 Choosers = Callable[[Rules, str], Chooser]
@@ -104,7 +122,10 @@ class WorkflowDecider:
         proposal = None
         if progress.failed is None:
             proposal = chooser.propose(draft) if isinstance(chooser, Proposer) else None
-            chooser = chooser if proposal is None else _following(self.rules, proposal.plan, 1.0)
+            plan = None if proposal is None else proposal.plan
+            if progress.replaced and isinstance(chooser, Replanner):
+                plan = chooser.replan(draft, _before(progress))
+            chooser = chooser if plan is None else _following(self.rules, plan, 1.0)
             logged = self._plan(draft, chooser, rng, request.at_ms, known)
             action: Any = subtasks(logged, self.catalogue)
         else:
@@ -115,6 +136,30 @@ class WorkflowDecider:
         return Decision(
             action=action, propensity=propensity, policy=self.version, logged=tuple(logged), proposal=proposal
         )
+
+    @torch.inference_mode()
+    def revise(self, request: DecisionRequest, given: Sequence[LoggedDecision], share: float) -> Decision | None:
+        """The decision for a better plan near the given one, another policy's for the same request, which is right in a
+        `share` of cases; None where the given one is to be carried out.
+
+        It has no propensity: what the other policy would have planned otherwise is not known.
+        """
+        instruction, live, state = self.read(request)
+        chooser = self._chooser(instruction)
+        if not isinstance(chooser, Reviser):
+            return None
+        draft = to_draft(self.rules, from_state(state), live, now_ms=request.at_ms)
+        chosen = [msgspec.convert(decision.action, Choice) for decision in given]
+        plan = chooser.revise(
+            draft,
+            [
+                Subtask(task_type=one.task_type, dependencies=one.dependencies or ())
+                for one in chosen
+                if one.task_type is not None
+            ],
+            share,
+        )
+        return None if plan is None else self.decide(request, plan=plan)
 
     def read(self, request: DecisionRequest) -> tuple[str, Sequence[Live], State]:
         """The instruction, the workers' live numbers and the state of a request."""
@@ -231,6 +276,17 @@ def _by_name(action: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
     if "worker" in found:
         found["worker"] = catalogue.workers[found["worker"]].name if catalogue.workers else None
     return found
+
+
+def _before(progress: Progress) -> list[Subtask]:
+    """The plan that a replan gave up, with what was done first."""
+    steps = [*progress.steps, *progress.replaced]
+    place = {id(step): i for i, step in enumerate(steps)}
+    needs = [[place[id(before)] for before in step.dependencies] for step in steps]
+    return [
+        Subtask(task_type=step.task_type, dependencies=needed, error=step.error, done=step.status == Status.DONE)
+        for step, needed in zip(steps, needs, strict=True)
+    ]
 
 
 def named(correction: Correction) -> str:

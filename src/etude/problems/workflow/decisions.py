@@ -54,6 +54,14 @@ class StepState(Struct, frozen=True, array_like=True):
     latency_ms: float
 
 
+class ReplacedState(Struct, frozen=True, array_like=True):
+    """A node that the last replan dropped."""
+
+    task_type: int
+    dependencies: tuple[int, ...]  # nodes: those that are left, then those that were dropped
+    error: int  # the category of its failure, 0 where it had not failed
+
+
 class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a workflow was when it was decided about: with its workers' `live` numbers, all that a policy reads."""
 
@@ -65,3 +73,4 @@ class State(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: int | None = None  # the node to correct, among these steps
     error: int = 0  # the category of what failed
     tried: tuple[int, ...] = ()  # workers that proved unable to do what failed
+    replaced: tuple[ReplacedState, ...] = ()  # what the last replan dropped

@@ -20,6 +20,7 @@ from etude.problems.base import Obs
 from etude.problems.distributions import finite, masked
 from etude.problems.workflow.encode import PolicyContext
 from etude.problems.workflow.grammar import Correction
+from etude.problems.workflow.hint import Hint
 from etude.problems.workflow.metrics import f1
 from etude.problems.workflow.network import DraftState, PlanPolicy, Reading
 from etude.problems.workflow.plan import Plan
@@ -81,17 +82,32 @@ class Candidate:
 
 @torch.inference_mode()
 def plan_by_beam(
-    policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5, reading: Reading | None = None
+    policy: PlanPolicy,
+    draft: Obs,
+    instruction: str,
+    *,
+    beam: int = 5,
+    reading: Reading | None = None,
+    hint: Hint | None = None,
 ) -> Plan:
     """The plan of one draft, (1, …) tensors; `reading` is of its instruction, where that was read before."""
-    return agreed(search_by_beam(policy, draft, instruction, beam=beam, reading=reading)).plan
+    return agreed(search_by_beam(policy, draft, instruction, beam=beam, reading=reading, hint=hint)).plan
 
 
 @torch.inference_mode()
 def search_by_beam(
-    policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5, reading: Reading | None = None
+    policy: PlanPolicy,
+    draft: Obs,
+    instruction: str,
+    *,
+    beam: int = 5,
+    reading: Reading | None = None,
+    hint: Hint | None = None,
 ) -> list[Candidate]:
-    """The complete plans that a beam ends with for one draft, the most probable first. Their types differ."""
+    """The complete plans that a beam ends with for one draft, the most probable first. Their types differ.
+
+    With a `hint`, the log-probabilities are less what differs from it.
+    """
     rules = policy.rules
     rules.check(draft)
     state = policy.encode_drafts(draft, reading or policy.read(draft["instruction"]))
@@ -99,7 +115,7 @@ def search_by_beam(
     choices = torch.zeros((1, 0, 2 + policy.nodes), device=rules.device)  # (beams, steps, type + worker + links)
     ended: list[Candidate] = []
     while len(total) and (len(ended) < beam or float(total.max()) > ended[-1].log_prob):
-        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, beam)
+        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, beam, hint)
         if not len(stopped):
             continue
         plans = rules.plans(take(d, stopped), [instruction] * len(stopped))
@@ -122,20 +138,33 @@ def _candidate(plan: Plan, log_prob: float, steps: list[list[float]]) -> Candida
 
 
 def _extend(
-    policy: PlanPolicy, d: Obs, total: Tensor, choices: Tensor, state: DraftState, beam: int
+    policy: PlanPolicy,
+    d: Obs,
+    total: Tensor,
+    choices: Tensor,
+    state: DraftState,
+    beam: int,
+    hint: Hint | None = None,
 ) -> tuple[Obs, Tensor, Tensor, Tensor, DraftState]:
     """The best `beam` drafts with one choice more, their log-probabilities and choices, and which of them stopped."""
     rules = policy.rules
     correction = torch.full_like(d["length"], Correction.ABORT)
     log_p = masked(policy.type_scores(d, state), rules.task_types(d, correction)).log_softmax(1)
-    best = (total[:, None] + log_p).flatten().topk(min(beam, int(log_p.isfinite().sum())))
-    row, task_type = best.indices // log_p.shape[1], best.indices % log_p.shape[1]
+    grown = ahead = total[:, None] + log_p
+    if hint is not None:
+        own, with_missing = hint.type_costs(d["types"])
+        grown, ahead = grown - own, grown - with_missing
+    best = ahead.flatten().topk(min(beam, int(log_p.isfinite().sum()))).indices
+    row, task_type = best // log_p.shape[1], best % log_p.shape[1]
+    total = grown[row, task_type]
     d, state, correction = take(d, row), state.take(row), correction[row]
     token, layers = policy.add(d, state, task_type)
     legal = rules.dependencies(d, task_type)
     scores = finite(policy.link_scores(d, state, token, task_type))
-    links = (scores > 0) & legal
-    certain = F.logsigmoid(scores.abs()) * legal
+    links, differs = (scores > 0) & legal, total.new_zeros(())
+    if hint is not None:
+        links, differs = hint.choose_links(task_type, d["types"], scores, legal)
+    certain = F.logsigmoid(torch.where(links, scores, -scores)) * legal
     able = rules.workers_for(d, correction, task_type, links)
     worker = masked(policy.worker_scores(d, state, token, task_type), able).log_softmax(1).max(1)
     action = {"correction": correction, "type": task_type, "links": links, "worker": worker.indices}
@@ -143,7 +172,7 @@ def _extend(
     state = state.with_node(d["length"], token, layers)
     made = torch.cat([log_p[row, task_type][:, None], worker.values[:, None], certain], 1)
     choices = torch.cat([choices[row], made[:, None]], 1)
-    return with_node, best.values + certain.sum(1) + worker.values, choices, stopped.nonzero()[:, 0], state
+    return with_node, total - differs + certain.sum(1) + worker.values, choices, stopped.nonzero()[:, 0], state
 
 
 def agreed(ended: Sequence[Candidate]) -> Candidate:

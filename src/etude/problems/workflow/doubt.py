@@ -91,6 +91,25 @@ class Proposal(Struct, frozen=True, kw_only=True):
     """The next best plans, the most probable first."""
 
 
+class Hinted(Struct, frozen=True, kw_only=True):
+    """Plans that were made near hints, for held-out examples."""
+
+    cost: float
+    """Of a difference from the hint, in log-probability."""
+    examples: int
+    kept: float
+    """Share of the right hints that were kept."""
+    mended: float
+    """Share of the wrong hints in place of which the right plan was made."""
+
+    def error(self, share: float) -> float:
+        """The standard error of the share of right plans, with one more plan of each outcome."""
+        n = self.examples + 2
+        parts = ((share, self.kept), (1 - share, self.mended))
+        smooth = [(weight, (self.examples * p + 1) / n) for weight, p in parts]
+        return float(np.sqrt(sum(weight**2 * p * (1 - p) / n for weight, p in smooth)))
+
+
 class Calibration(Struct, frozen=True, kw_only=True):
     """Weights of three logistic regressions, each with its constant first. The defaults are those of no calibration."""
 
@@ -102,6 +121,17 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """From the log-odds that the links are right if the subtasks are."""
     coverage: tuple[float, ...] = (-1.45, 2.77, 0.24, 1.45, 0.16, 1.01)
     """From what speaks for a task type outside the plan; the default was fitted on UltraTool."""
+    hints: tuple[Hinted, ...] = ()
+    """How plans near a hint turn out, by what a difference from it costs; empty where that was not tried."""
+
+    def hint_cost(self, share: float) -> float | None:
+        """The cost at which most plans near hints are right if a `share` of the hints is; None if that is fewer than
+        the hints themselves, by more than chance."""
+        gains = [
+            (share * one.kept + (1 - share) * one.mended - share - one.error(share), one.cost) for one in self.hints
+        ]
+        best, cost = max(gains, default=(0.0, 0.0))
+        return cost if best > 0 else None
 
 
 UNCALIBRATED = Calibration()

@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Annotated, Any
+from zlib import crc32
 
 import msgspec
 import torch
@@ -25,9 +27,10 @@ from etude.learning.run import About, Evaluated, PolicyParts, StopReason, Update
 from etude.learning.run_folder import RunFolder
 from etude.problems.base import Obs
 from etude.problems.distributions import masked
-from etude.problems.workflow.decode import plan_greedily, take
-from etude.problems.workflow.doubt import CALIBRATION, Calibration, fit_calibration, search
+from etude.problems.workflow.decode import plan_by_beam, plan_greedily, take
+from etude.problems.workflow.doubt import CALIBRATION, Calibration, Hinted, fit_calibration, search
 from etude.problems.workflow.grammar import NODES
+from etude.problems.workflow.hint import costs_of, hint_of, same_as, slip, subtasks_of
 from etude.problems.workflow.metrics import score_plans
 from etude.problems.workflow.network import PlanPolicy, TeacherForcedScores
 from etude.problems.workflow.plan import Plan
@@ -82,6 +85,10 @@ MAX_STALE_STEPS = 200
 """Gradient steps without a better score after which training ends: an epoch of few examples has few of them."""
 MAX_CALIBRATED = 1000
 """Maximum number of held-out examples that probabilities are calibrated on: a plan takes about 10 ms."""
+MAX_HINTED = 100
+"""Maximum number of held-out examples that hints are tried on: each takes two plans for every cost."""
+HINT_COSTS = (3.0, 4.0, 6.0, 9.0, 14.0)
+"""Costs of a difference from a hint that are tried."""
 FIRST, BEST, EXPERT = "after 1 epoch", "best", "expert"
 """Plans that a run shows."""
 LOSSES = ("loss", "type_loss", "link_loss", "worker_loss", "dag_loss", "grad_norm")
@@ -347,7 +354,20 @@ class ImitationLearner:
                 search(self.net, take(drafts, row), plan.instruction, beam=self.config.beam)
                 for row, plan in zip(rows, held_out, strict=True)
             ]
-        self.calibration = fit_calibration(beams, held_out)
+            hints = [self._try_hints(cost, drafts, held_out[:MAX_HINTED]) for cost in HINT_COSTS]
+        self.calibration = msgspec.structs.replace(fit_calibration(beams, held_out), hints=tuple(hints))
+
+    def _try_hints(self, cost: float, drafts: Obs, expected: Sequence[Plan]) -> Hinted:
+        """How plans for held-out examples turn out near the experts' plans, and near those with a slip."""
+        rules, right = self.net.rules, []
+        for row, plan in zip(torch.arange(len(expected), device=self.device).split(1), expected, strict=True):
+            own = subtasks_of(rules, plan)
+            for given in (own, slip(own, rules.types, Random(crc32(plan.instruction.encode())))):
+                hint = hint_of(rules, given, costs_of(cost))
+                made = plan_by_beam(self.net, take(drafts, row), plan.instruction, beam=self.config.beam, hint=hint)
+                right.append(same_as(rules, made, own))
+        kept, mended = (sum(right[k::2]) / len(expected) for k in range(2))
+        return Hinted(cost=cost, examples=len(expected), kept=kept, mended=mended)
 
     def _show(self, made: Sequence[Plan]) -> None:
         """Keep a few validation plans for the report."""

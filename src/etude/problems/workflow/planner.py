@@ -17,10 +17,16 @@ from etude.learning.compute import one_thread
 from etude.problems.base import Action, Obs
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.assignment import Assignment
-from etude.problems.workflow.corrections import correct_by_fault, explore_correction
+from etude.problems.workflow.corrections import correct_by_fault, correction, explore_correction
 from etude.problems.workflow.decide import Chooser, WorkflowDecider
 from etude.problems.workflow.decisions import PROBLEM
-from etude.problems.workflow.decode import empty_drafts, plan_by_beam, plan_greedily, structure_log_probs, take
+from etude.problems.workflow.decode import (
+    empty_drafts,
+    plan_by_beam,
+    plan_greedily,
+    structure_log_probs,
+    take,
+)
 from etude.problems.workflow.doubt import Calibration, Proposal, propose, search
 from etude.problems.workflow.encode import (
     KnownNames,
@@ -31,7 +37,9 @@ from etude.problems.workflow.encode import (
     to_drafts,
 )
 from etude.problems.workflow.examples import Example, Targets
-from etude.problems.workflow.grammar import Rules
+from etude.problems.workflow.faults import ErrorCategory
+from etude.problems.workflow.grammar import Correction, Rules
+from etude.problems.workflow.hint import Costs, Hint, Subtask, costs_of, hint_of, same_as
 from etude.problems.workflow.memory import Memory
 from etude.problems.workflow.network import DraftState, PlanPolicy, Reading
 from etude.problems.workflow.plan import Limits, Plan
@@ -39,6 +47,10 @@ from etude.problems.workflow.plan_verdict import reordered
 from etude.problems.workflow.similarity import SimilarityEncoder
 from etude.problems.workflow.worker_model import Floats, WorkerModel
 
+PLAN_FAULTS = frozenset({ErrorCategory.MISSING_INPUT, ErrorCategory.NOT_APPLICABLE})
+"""Failures that no other worker would avoid."""
+REPLAN_COSTS = Costs(missing=6.0, extra=2.0, link=6.0)
+"""Of differences from a plan that failed: most of it was right, and something is missing as often as not."""
 MAX_INSTRUCTION_CHARS = 20_000
 """What is read of an instruction; networks read its first hundred tokens, the memory all of these characters."""
 
@@ -136,8 +148,8 @@ class Planner:
         """The plan with the workers that are expected to do best."""
         if self.workers is None:
             return plan
-        d = draft
-        for action in Assignment(model=self.workers, rules=rules).plan(draft, rules.actions(plan)):
+        d, actions = draft, rules.actions(plan)[int(draft["length"]) :]
+        for action in Assignment(model=self.workers, rules=rules).plan(draft, actions):
             d, _ = rules.grow(d, action)
         return rules.plans(d, [plan.instruction])[0]
 
@@ -220,7 +232,7 @@ class _PlannerChooser:
     def __call__(self, draft: Obs, rng: Generator) -> Sequence[tuple[Action, float]]:
         sampling, assignment = rng if self.explore else None, self._assignment
         if int(draft["failed"]) >= 0:
-            usual = None if self.planner.corrects else correct_by_fault(self.policy.rules, draft)
+            usual = None if self.planner.corrects else self._usual(draft)
             corrected = None if assignment is None else assignment.correct(draft, usual, sampling)
             if corrected is not None:
                 return [corrected]
@@ -239,6 +251,34 @@ class _PlannerChooser:
         if chances is not None:
             action = action | {"worker": torch.tensor([int(chances.argmax())])}
         return [(action, 1.0)]
+
+    def _usual(self, draft: Obs) -> Action:
+        """The correction by the kind of fault; what is wrong with the plan is planned again, while that is allowed."""
+        rules = self.policy.rules
+        if not self.explore and int(draft["error"]) in PLAN_FAULTS and rules.corrections(draft)[0, Correction.REPLAN]:
+            return correction(rules, Correction.REPLAN, 0)
+        return correct_by_fault(rules, draft)
+
+    def revise(self, draft: Obs, given: Sequence[Subtask], share: float) -> Plan | None:
+        """By beam, as near the given plan as it is trusted; None where choices are sampled, or where its own knowledge
+        has not been found to make such plans better."""
+        cost = None if self.explore or self.planner.calibration is None else self.planner.calibration.hint_cost(share)
+        if cost is None:
+            return None
+        plan = self._near(draft, hint_of(self.policy.rules, given, costs_of(cost)))
+        return None if same_as(self.policy.rules, plan, given) else plan
+
+    def replan(self, draft: Obs, before: Sequence[Subtask]) -> Plan | None:
+        """By beam, near the plan that failed; None where choices are sampled."""
+        if self.explore or self.planner.corrects:
+            return None
+        return self._near(draft, hint_of(self.policy.rules, before, REPLAN_COSTS))
+
+    def _near(self, draft: Obs, hint: Hint) -> Plan:
+        policy, planner = self.policy, self.planner
+        with one_thread(only=True):
+            plan = plan_by_beam(policy, draft, self.instruction, beam=planner.beam, reading=self.reading, hint=hint)
+            return planner._assigned(policy.rules, draft, plan)
 
     def _sampled(
         self, draft: Obs, state: DraftState, action: Action, log_prob: float, chances: Floats | None, rng: Generator

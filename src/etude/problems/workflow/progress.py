@@ -15,7 +15,7 @@ import torch
 
 from etude.problems.base import Obs
 from etude.problems.catalogue import Worker
-from etude.problems.workflow.decisions import State, StepState
+from etude.problems.workflow.decisions import ReplacedState, State, StepState
 from etude.problems.workflow.grammar import UNKNOWN_SUCCESS, UNLIMITED, Correction, Rules, Status
 from etude.problems.workflow.plan import topological_order
 
@@ -51,6 +51,7 @@ class Step:
     cost_usd: float = 0.0  # of the last attempt: what is expected, then what it was
     ready_ms: float = 0.0  # before which it cannot start; when it started, once it has
     latency_ms: float = 0.0  # expected, then what it was
+    error: int = 0  # an ErrorCategory, of the last attempt; 0 where it did not fail
     output: Any = None
     tries: list[Any] = field(default_factory=list)  # what an execution keeps of each attempt
 
@@ -62,6 +63,7 @@ class Progress:
     instruction: str
     steps: list[Step] = field(default_factory=list)
     dropped: list[Step] = field(default_factory=list)  # replanned away
+    replaced: list[Step] = field(default_factory=list)  # those of them that the last replan dropped
     spent_usd: float = 0.0  # by attempts that have ended
     clock_ms: float = 0.0  # before which nothing new can start
     failed: Step | None = None  # what is to be corrected
@@ -75,6 +77,7 @@ class Progress:
         """A step is to be corrected next; `unable` where that is a matter of who tried."""
         if unable:
             self.beyond.setdefault(step.task_type, set()).add(step.worker)
+        step.error = error
         self.failed, self.error, self.tried = step, error, self.beyond.get(step.task_type, set())
 
     @property
@@ -119,7 +122,8 @@ class Progress:
         if correction == Correction.SKIP:
             step.status = Status.SKIPPED
         elif correction == Correction.REPLAN:
-            self.dropped += [s for s in self.steps if s.status != Status.DONE]
+            self.replaced = [s for s in self.steps if s.status != Status.DONE]
+            self.dropped += self.replaced
             self.steps = [s for s in self.steps if s.status == Status.DONE]
             for kept in self.steps:
                 kept.dependencies = [s for s in kept.dependencies if s.status == Status.DONE]
@@ -147,8 +151,14 @@ def to_state(progress: Progress) -> State:
         needs = tuple(place[id(before)] for before in step.dependencies)
         steps.append(StepState(**own, dependencies=needs, status=int(step.status)))
     failed = None if progress.failed is None else place[id(progress.failed)]
+    place |= {id(step): i for i, step in enumerate(progress.replaced, start=len(steps))}
+    replaced = []
+    for step in progress.replaced if progress.failed is None else ():  # it matters to what is planned in its place
+        needs = tuple(place[id(before)] for before in step.dependencies if id(before) in place)
+        replaced.append(ReplacedState(step.task_type, needs, step.error))
     same: dict[str, Any] = {name: getattr(progress, name) for name in OF_PROGRESS}
-    return State(**same, steps=tuple(steps), failed=failed, tried=tuple(sorted(progress.tried)))
+    tried = tuple(sorted(progress.tried))
+    return State(**same, steps=tuple(steps), failed=failed, tried=tried, replaced=tuple(replaced))
 
 
 def from_state(state: State) -> Progress:
@@ -159,6 +169,10 @@ def from_state(state: State) -> Progress:
         progress.steps.append(Step(**own, dependencies=[], status=Status(s.status)))
     for step, s in zip(progress.steps, state.steps, strict=True):
         step.dependencies = [progress.steps[j] for j in s.dependencies]
+    progress.replaced = [Step(task_type=s.task_type, worker=-1, dependencies=[], error=s.error) for s in state.replaced]
+    known = [*progress.steps, *progress.replaced]
+    for step, dropped in zip(progress.replaced, state.replaced, strict=True):
+        step.dependencies = [known[j] for j in dropped.dependencies]
     progress.failed = None if state.failed is None else progress.steps[state.failed]
     return progress
 

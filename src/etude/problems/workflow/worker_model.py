@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Annotated, Any
 
@@ -35,6 +35,10 @@ Floats = NDArray[np.float64]
 SUCCESS, COST, LATENCY = KINDS = ("success", "cost_usd", "latency_ms")
 MIN_WEIGHT = 0.05
 """Of an attempt in a plan that does not suit its request; 1 in a plan that does."""
+PRIOR_AGAIN = 2.0
+"""Attempts for which the prior counts that an attempt after a failure succeeds as a first one does."""
+MIN_FIRST = 0.05
+"""Success that a first attempt has at least where others are compared with it."""
 MIN_VERIFIED = 0.5
 """Share of workflows with a verdict on the whole from which that verdict is what workers are judged by."""
 
@@ -79,6 +83,9 @@ class WorkerModel:
     typical_ms: float
     tried: Mapping[str, Mapping[str, int]]  # by task type and worker: logged attempts
     checked: frozenset[str]  # task types whose outputs are judged: there a cheaper worker may be as good
+    again: Floats | None = None
+    """(categories, 2): success after a failure, relative to that of a first attempt, by the category of the last fault
+    and whether the worker had failed itself. None in models of before: they expect what the outcome model does."""
     config: WorkerModelConfig = WorkerModelConfig()
 
     @cached_property
@@ -87,6 +94,11 @@ class WorkerModel:
         return lru_cache(4096)(self._expect)
 
     def _expect(self, task_type: str, failed: tuple[str, ...] = (), category: int = 0) -> Expected:
+        if failed and self.again is not None:
+            first: Expected = self.expect(task_type)
+            factor = self.again[category, [int(worker in failed) for worker in self.workers]]
+            success = (first.success.clip(MIN_FIRST) * factor).clip(0, 1)
+            return replace(first, success=success, error=first.error * factor)
         row = _features([(task_type, failed, category)], self.task_types, self.workers)
         success, cost, latency = self.outcomes.expect(row)[:, 0]
         return Expected(
@@ -127,8 +139,8 @@ class WorkerModel:
         """(len(names),) the probability of each worker; None if no legal one is known, or after a failure if none of
         them is likely to succeed.
 
-        `own` is the planner's own choice: another takes its place if it was tried `min_attempts` times and is better by
-        `caution` standard errors.
+        `own` is the planner's own choice: another takes its place if it was tried `min_attempts` times, or as often as
+        that one, and is better by `caution` standard errors.
         """
         place = {name: i for i, name in enumerate(self.workers)}
         known = np.array([place.get(name, -1) for name in names])
@@ -152,7 +164,8 @@ class WorkerModel:
             at = int(mine[0])
             gain = utility - utility[at] - self.config.caution * np.hypot(error, error[at])
             tried = self.tried.get(task_type, {})
-            few = [tried.get(names[i], 0) < self.config.min_attempts for i in free.tolist()]
+            enough = min(self.config.min_attempts, tried.get(names[own], 0))  # its own may be as little known
+            few = [tried.get(names[i], 0) < enough for i in free.tolist()]
             gain[few] = -np.inf
             gain[at] = 0.0
             best = int(gain.argmax())
@@ -165,6 +178,7 @@ class WorkerModel:
     def to_json(self) -> dict[str, Any]:
         names = ("task_types", "workers", "typical_usd", "typical_ms", "tried")
         own = {name: getattr(self, name) for name in names}
+        own |= {} if self.again is None else {"again": self.again.tolist()}
         return {"outcomes": self.outcomes.to_json(), "checked": sorted(self.checked), **own}
 
     @classmethod
@@ -179,6 +193,7 @@ class WorkerModel:
             typical_ms=about["typical_ms"],
             tried=about["tried"],
             checked=frozenset(about["checked"]),
+            again=np.array(about["again"]) if "again" in about else None,
             config=config,
         )
 
@@ -226,7 +241,7 @@ def fit_workers(
         groups=np.unique([a.request for a in known], return_inverse=True)[1],
         seed=seed,
     )
-    return WorkerModel(
+    model = WorkerModel(
         outcomes=fitted.model,
         task_types=types,
         workers=workers,
@@ -236,6 +251,22 @@ def fit_workers(
         checked=frozenset(a.task_type for a in known if by_whole or a.verified),
         config=config or WorkerModelConfig(),
     )
+    return replace(model, again=_after_failures(model, known, earned))
+
+
+def _after_failures(model: WorkerModel, attempts: Sequence[Attempt], earned: Credit) -> Floats:
+    """(categories, 2): how much of a first attempt's success is left after a failure, over all task types and workers.
+
+    There are too few such attempts to learn this of each worker, and what a fault means for a retry is much the same.
+    """
+    got, wanted = (np.full((len(ErrorCategory), 2), PRIOR_AGAIN) for _ in range(2))
+    for attempt, right, suits in zip(attempts, earned.right, earned.suits, strict=True):
+        if attempt.failed:
+            cell = attempt.category, int(attempt.worker in attempt.failed)
+            got[cell] += suits * right
+            first = model.expect(attempt.task_type).success[model.workers.index(attempt.worker)]
+            wanted[cell] += suits * max(first, MIN_FIRST)
+    return np.asarray(got / wanted)
 
 
 def credits(attempts: Sequence[Attempt], *, by_worker: bool = True) -> Credit:

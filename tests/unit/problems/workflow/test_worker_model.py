@@ -14,6 +14,7 @@ from etude.contracts.errors import DatasetError
 from etude.contracts.trajectory import Outcome, Trajectory, Turn
 from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.attempts import Attempt, read_attempts
+from etude.problems.workflow.faults import ErrorCategory
 from etude.problems.workflow.worker_model import (
     WorkerModel,
     WorkerModelConfig,
@@ -170,3 +171,44 @@ def test_workers_that_came_after_the_catalogue_are_learned_about_too() -> None:
     chances = model.chances(["new"], np.array([True]), "sort")
     assert chances is not None
     assert chances.tolist() == [1.0]
+
+
+def after_failures(count: int, seed: int = 0) -> list[Attempt]:
+    """First attempts at random, and after an output that is not usable the same worker, in vain, or the other."""
+    rng, found = random.Random(seed), list[Attempt]()
+    for i in range(count):
+        worker, again = rng.choice(WORKERS), rng.choice(WORKERS)
+        done = rng.random() < 0.8
+        turns = [turn(0, "sort", worker, None if done else "invalid_output")]
+        if not done:
+            turns.append(turn(0, "sort", again, "invalid_output" if again == worker or rng.random() > 0.8 else None))
+        found += read_attempts([workflow(turns, str(i))])
+    return found
+
+
+def test_after_a_failure_it_is_expected_what_followed_such_failures_of_any_worker() -> None:
+    model = fit_workers(after_failures(200), CATALOGUE)
+    first = model.expect("sort").success
+    after = model.expect("sort", ("cheap",), int(ErrorCategory.CAPABILITY)).success
+    assert after[0] < 0.3 * first[0]
+    assert after[1] == pytest.approx(first[1], abs=0.2)
+    unseen = model.expect("count", ("cheap",), int(ErrorCategory.CAPABILITY)).success
+    assert unseen[0] < 0.3 * model.expect("count").success[0]
+
+
+def test_a_model_of_before_expects_what_it_did() -> None:
+    model = fit_workers(after_failures(200), CATALOGUE)
+    about = model.to_json()
+    assert WorkerModel.from_state(model.tensors(), about, model.config).again == pytest.approx(model.again)
+    del about["again"]
+    old = WorkerModel.from_state(model.tensors(), about, model.config)
+    assert old.again is None
+    assert old.expect("sort", ("cheap",), 2).success.shape == (2,)
+
+
+def test_a_little_known_choice_gives_way_to_one_that_is_known_as_well() -> None:
+    few = [a for a in attempts(400) if a.task_type == "count"]
+    for tried, chosen in ((2, "dear"), (40, "cheap")):
+        own = [a for a in few if a.worker == "cheap"][:tried]
+        model = fit_workers([*own, *[a for a in few if a.worker == "dear"][:3]], CATALOGUE)
+        assert choose(model, "count", "cheap") == chosen
