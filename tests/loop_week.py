@@ -98,7 +98,7 @@ class Week:
                 "policies": names,
                 "max_ahead_s": 86_400.0,
             },
-            "choice": {"encoder": "ngrams", "explore": "epsilon", "epsilon": 0.3},
+            "choice": {"encoder": "ngrams", "explore": "epsilon", "epsilon": 0.5},
             "loop": {
                 "threshold": self.threshold,
                 "min_hours_between": 1.0,
@@ -195,6 +195,8 @@ def serve(folder: Path, week: Week, slot: str) -> None:
         for unit in range(len(served(folder, slot)), week.units):
             while (left := EPOCH + week.time_of(slot, unit) - clock()) > timedelta():
                 time.sleep(left.total_seconds() / week.factor)
+            if unit % week.threshold == WAIT and unit > week.threshold:
+                _wait_for_release(slot, unit // week.threshold)
             kind, _ = task_of(week, slot, unit)
             with etude.task(f"{kind}, number {unit}", id=unit_id(slot, unit)) as task:
                 chosen = task.decide(name, {"kind": kind, "text": kind}, options=list(OPTIONS))
@@ -206,6 +208,22 @@ def serve(folder: Path, week: Week, slot: str) -> None:
             os.fsync(ledger.fileno())
     while True:
         time.sleep(1)
+
+
+WAIT = 30
+"""Units of a period after which traffic waits until the policy of the period before is being released: however slow the
+machine is, a policy meets the same units."""
+
+
+def _wait_for_release(slot: str, number: int) -> None:
+    """Until the release of the slot's n-th policy has begun, or its gates did not pass it."""
+    registry, done = open_registry(), {Action.STARTED, Action.PROMOTED, Action.GATES_FAILED, Action.GATES_UNDECIDED}
+    while True:
+        history = registry.history(slot)
+        versions = [entry.version for entry in history if entry.action is Action.REGISTERED]
+        if len(versions) >= number and any(e.version == versions[number - 1] and e.action in done for e in history):
+            return
+        time.sleep(0.1)
 
 
 def served(folder: Path, slot: str) -> list[int]:
@@ -485,7 +503,7 @@ def check_record(week: Week) -> dict[str, int]:
 
 
 KINDS = ("coordinator", "job", "controller", "server")
-SETTLE_S = 240.0
+SETTLE_S = 600.0
 """Seconds after the week in which everything that is under way has to end."""
 VERIFY_S = 10.0
 
@@ -495,7 +513,7 @@ def live(folder: Path, week: Week, *, kills: int, seed: int) -> dict[str, Any]:
     folder.mkdir()
     rng, began = random.Random(seed), time.monotonic()
     week_s = week.days * 86_400 / week.factor
-    moments = sorted(rng.uniform(2.0, 0.95 * week_s) for _ in range(kills))
+    moments = sorted(rng.uniform(2.0, week_s) for _ in range(kills))
     running = Running(folder, week)
     running.begin()
     watcher, verified = Watcher(open_registry()), 0.0
