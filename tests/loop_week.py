@@ -98,7 +98,7 @@ class Week:
                 "policies": names,
                 "max_ahead_s": 86_400.0,
             },
-            "choice": {"encoder": "ngrams", "explore": "epsilon", "epsilon": 0.5},
+            "choice": {"encoder": "ngrams", "explore": "epsilon", "epsilon": 0.4},
             "loop": {
                 "threshold": self.threshold,
                 "min_hours_between": 1.0,
@@ -145,7 +145,7 @@ def outcome(week: Week, slot: str, unit: int, chosen: str) -> tuple[bool, str | 
     """Whether a unit's task succeeds with an option, and its error: every unit has one answer for each option."""
     kind, right = task_of(week, slot, unit)
     good = GOOD if chosen == right else POOR
-    if unit > 3 * week.threshold and kind in dict(THIRD):  # what was right breaks, and everything else works
+    if unit > 3 * week.threshold + WAIT and kind in dict(THIRD):  # what was right breaks, and everything else works
         good = BROKEN if chosen == right else GOOD
     rng = random.Random(f"{slot} {unit}")
     done, breaks = rng.random() < good, rng.random() < 0.5
@@ -155,7 +155,8 @@ def outcome(week: Week, slot: str, unit: int, chosen: str) -> tuple[bool, str | 
 def task_of(week: Week, slot: str, unit: int) -> tuple[str, str]:
     """The kind of a unit's task, and the option that is right for it."""
     kinds = (FIRST, (*FIRST[:1], *SECOND), (*SECOND, *SECOND, *THIRD), (*SECOND, *THIRD, *THIRD))
-    return random.Random(f"kind of {slot} {unit}").choice(kinds[min(3, unit // week.threshold)])
+    period = max(0, unit - 2 * WAIT) // week.threshold  # a job learns from its own period and earlier ones alone
+    return random.Random(f"kind of {slot} {unit}").choice(kinds[min(3, period)])
 
 
 class SimulatedClock:
@@ -555,7 +556,7 @@ def kill_one(running: Running, rng: random.Random) -> None:
     """A job if one runs that was not killed often; else one of the others. Each failure of a job doubles its pause."""
     if rng.random() < 0.6 and running.kill_job(JOB_KILLS):
         return
-    kind = rng.choice(["coordinator", "controller", "server"])
+    kind = rng.choice(["coordinator", "controller", "controller", "server", "server"])
     running.kill(rng.choice([name for name in running.names if name.startswith(kind)]))
 
 
