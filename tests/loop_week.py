@@ -76,9 +76,9 @@ class Week:
     """Units of each slot in the whole week; a fourth job must not be due."""
     window_s: float = 6 * 3600.0
     lease_s: float = 2.0
-    margin: float = 0.3
+    margin: float = 0.5
     """Of the off-policy gate: how much lower than the incumbent's a candidate's reward may be. Datasets are small."""
-    delta: float = 0.3
+    delta: float = 0.5
 
     def time_of(self, slot: str, unit: int) -> timedelta:
         """When a unit arrives: after the third job more slowly, and in each slot a few hours later than in the one
@@ -116,6 +116,7 @@ class Week:
                 "gates": {
                     "margin": self.margin,
                     "delta": self.delta,
+                    "min_propensity": 0.13,  # a third of epsilon
                     "latency_p99_ms_by_problem": {"choice": 500.0},
                     "latency_calls": 100,
                     "min_drift": 20,
@@ -566,9 +567,7 @@ JOB_KILLS = 8
 def main() -> None:
     """A small week in a folder: `python -m tests.loop_week FOLDER KILLS` prints how it went, as JSON."""
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-    week = Week(
-        slots=("choice:model",), days=1.0, factor=4000.0, threshold=250, units=300, lease_s=1.0, margin=0.5, delta=0.5
-    )
+    week = Week(slots=("choice:model",), days=1.0, factor=4000.0, threshold=250, units=300, lease_s=1.0)
     print(json.dumps(live(folder, week, kills=kills, seed=0)))
 
 
