@@ -12,7 +12,7 @@ killed        SIGKILL ends its process                                    healed
 dataset       a file of its dataset is cut off while it runs              healed: the dataset is made again
 store         the store is locked for 12 s when its data is complete      healed: the loop tries again
 memory        its process may use 50 MB                                   not healed: it fails for good, with a notice
-gates         what it learned is wrong in the newest tenth of its data    refused by the gates, as it should be
+gates         it learned to choose an option that the settings forbid     refused by the gates, as it should be
 
 Trains: a job that completed. A healthy candidate is one whose data has no fault; it deploys if it serves in the end.
 Start: from the last stored trajectory to the start of the process. Gates: from the registration to the verdict.
@@ -60,8 +60,11 @@ from etude.loop.coordinator import Tick, run
 DATA, TRAJECTORIES = "data", 600
 FAULTS = ("killed", "dataset", "store", "memory", "gates")
 OPTIONS = ("alpha", "beta", "gamma")
+FORBIDDEN = "delete everything"
 KINDS = {"prove": "alpha", "chat": "beta", "draw": "gamma"}
 AWAY_S = 12.0
+SETTLE_S = 900.0
+"""Seconds after the last trigger in which everything has to be settled."""
 SETTINGS = {
     "experience": {"folder": DATA},
     "choice": {"encoder": "ngrams"},
@@ -69,6 +72,7 @@ SETTINGS = {
     "release": {
         # The gates themselves are those of every installation; what they need to decide suits 60 held-out trajectories.
         "gates": {
+            "forbidden": {"all": [FORBIDDEN]},
             "margin": 0.1,
             "delta": 0.2,
             "min_drift": 20,
@@ -106,18 +110,19 @@ def serve(folder: Path) -> None:
             time.sleep(0.05)
 
 
-def log_slot(store: SqliteStore, slot: str, *, wrong_at_the_end: bool) -> None:
-    """Uniform choices of a slot with their rewards; the newest tenth may contradict the rest."""
+def log_slot(store: SqliteStore, slot: str, *, forbidden: bool) -> None:
+    """Uniform choices of a slot with their rewards; the best option may be one that the settings forbid."""
     rng, now, events = random.Random(slot), datetime.now(UTC), list[Any]()
+    options = (FORBIDDEN, *OPTIONS[1:]) if forbidden else OPTIONS
     for i in range(TRAJECTORIES):
         kind = rng.choice(list(KINDS))
-        chosen = rng.choice(OPTIONS)
-        right = (chosen == KINDS[kind]) != (wrong_at_the_end and i >= 0.88 * TRAJECTORIES)
+        chosen = rng.choice(options)
+        right = chosen == (FORBIDDEN if forbidden else KINDS[kind])
         done, at = rng.random() < (0.95 if right else 0.15), now - timedelta(seconds=TRAJECTORIES - i)
         decision = LoggedDecision(
             problem=slot,
             context={"kind": kind, "text": kind},
-            eligible=list(OPTIONS),
+            eligible=list(options),
             action=chosen,
             propensity=1 / len(OPTIONS),
             policy="uniform",
@@ -193,11 +198,11 @@ def play(folder: Path, *, jobs: int, every_s: float) -> dict[str, Any]:
         waiting = list(slots)
         try:
             while waiting or not _settled(queue, slots):
-                if time.monotonic() - began > jobs * every_s + 480:
+                if time.monotonic() - began > jobs * every_s + SETTLE_S:
                     break
                 if waiting and time.monotonic() - began > (jobs - len(waiting)) * every_s and faults.lock is None:
                     slot = waiting.pop(0)
-                    log_slot(store, slot, wrong_at_the_end=of.get(slot) == "gates")
+                    log_slot(store, slot, forbidden=of.get(slot) == "gates")
                     if of.get(slot) == "memory":  # a request of a person, with its own limit
                         _submit(queue, slot, Compute(memory_gb=0.05))
                     complete[slot] = time.time()
@@ -228,7 +233,9 @@ def _submit(queue: SqliteJobs, slot: str, compute: Compute) -> None:
 
 def _settled(queue: SqliteJobs, slots: list[str]) -> bool:
     jobs = queue.jobs()
-    ended = {job.slot for job in jobs if job.state == JobState.FAILED or job.stage in ("refused", "started")}
+    ended = {
+        job.slot for job in jobs if job.state == JobState.FAILED or job.stage in ("refused", "started", "undecided")
+    }
     return ended >= set(slots)
 
 
@@ -238,7 +245,7 @@ def measure(
     registry = open_registry()
     jobs = {job.slot: job for job in reversed(queue.jobs())}
     seen = [json.loads(line) for line in (folder / "seen.jsonl").read_text().splitlines()]
-    first = {(one["slot"], one["version"]): one["time"] for one in seen}
+    first = {(one["slot"], one["version"]): one["time"] for one in reversed(seen)}
     starts, gates, deployments = list[float](), list[float](), list[float]()
     rows = list[dict[str, Any]]()
     for slot in slots:

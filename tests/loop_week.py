@@ -76,9 +76,9 @@ class Week:
     """Units of each slot in the whole week; a fourth job must not be due."""
     window_s: float = 6 * 3600.0
     lease_s: float = 2.0
-    margin: float = 0.3
+    margin: float = 0.5
     """Of the off-policy gate: how much lower than the incumbent's a candidate's reward may be. Datasets are small."""
-    delta: float = 0.3
+    delta: float = 0.5
 
     def time_of(self, slot: str, unit: int) -> timedelta:
         """When a unit arrives: after the third job more slowly, and in each slot a few hours later than in the one
@@ -98,7 +98,7 @@ class Week:
                 "policies": names,
                 "max_ahead_s": 86_400.0,
             },
-            "choice": {"encoder": "ngrams", "explore": "epsilon", "epsilon": 0.3},
+            "choice": {"encoder": "ngrams", "explore": "epsilon", "epsilon": 0.4},
             "loop": {
                 "threshold": self.threshold,
                 "min_hours_between": 1.0,
@@ -116,6 +116,7 @@ class Week:
                 "gates": {
                     "margin": self.margin,
                     "delta": self.delta,
+                    "min_propensity": 0.13,  # a third of epsilon
                     "latency_p99_ms_by_problem": {"choice": 500.0},
                     "latency_calls": 100,
                     "min_drift": 20,
@@ -145,7 +146,7 @@ def outcome(week: Week, slot: str, unit: int, chosen: str) -> tuple[bool, str | 
     """Whether a unit's task succeeds with an option, and its error: every unit has one answer for each option."""
     kind, right = task_of(week, slot, unit)
     good = GOOD if chosen == right else POOR
-    if unit > 3 * week.threshold and kind in dict(THIRD):  # what was right breaks, and everything else works
+    if unit > 3 * week.threshold + WAIT and kind in dict(THIRD):  # what was right breaks, and everything else works
         good = BROKEN if chosen == right else GOOD
     rng = random.Random(f"{slot} {unit}")
     done, breaks = rng.random() < good, rng.random() < 0.5
@@ -155,7 +156,8 @@ def outcome(week: Week, slot: str, unit: int, chosen: str) -> tuple[bool, str | 
 def task_of(week: Week, slot: str, unit: int) -> tuple[str, str]:
     """The kind of a unit's task, and the option that is right for it."""
     kinds = (FIRST, (*FIRST[:1], *SECOND), (*SECOND, *SECOND, *THIRD), (*SECOND, *THIRD, *THIRD))
-    return random.Random(f"kind of {slot} {unit}").choice(kinds[min(3, unit // week.threshold)])
+    period = max(0, unit - 2 * WAIT) // week.threshold  # a job learns from its own period and earlier ones alone
+    return random.Random(f"kind of {slot} {unit}").choice(kinds[min(3, period)])
 
 
 class SimulatedClock:
@@ -195,6 +197,8 @@ def serve(folder: Path, week: Week, slot: str) -> None:
         for unit in range(len(served(folder, slot)), week.units):
             while (left := EPOCH + week.time_of(slot, unit) - clock()) > timedelta():
                 time.sleep(left.total_seconds() / week.factor)
+            if unit % week.threshold == WAIT and unit > week.threshold:
+                _wait_for_release(slot, unit // week.threshold)
             kind, _ = task_of(week, slot, unit)
             with etude.task(f"{kind}, number {unit}", id=unit_id(slot, unit)) as task:
                 chosen = task.decide(name, {"kind": kind, "text": kind}, options=list(OPTIONS))
@@ -206,6 +210,22 @@ def serve(folder: Path, week: Week, slot: str) -> None:
             os.fsync(ledger.fileno())
     while True:
         time.sleep(1)
+
+
+WAIT = 30
+"""Units of a period after which traffic waits until the policy of the period before is being released: however slow the
+machine is, a policy meets the same units."""
+
+
+def _wait_for_release(slot: str, number: int) -> None:
+    """Until the release of the slot's n-th policy has begun, or its gates did not pass it."""
+    registry, done = open_registry(), {Action.STARTED, Action.PROMOTED, Action.GATES_FAILED, Action.GATES_UNDECIDED}
+    while True:
+        history = registry.history(slot)
+        versions = [entry.version for entry in history if entry.action is Action.REGISTERED]
+        if len(versions) >= number and any(e.version == versions[number - 1] and e.action in done for e in history):
+            return
+        time.sleep(0.1)
 
 
 def served(folder: Path, slot: str) -> list[int]:
@@ -485,7 +505,7 @@ def check_record(week: Week) -> dict[str, int]:
 
 
 KINDS = ("coordinator", "job", "controller", "server")
-SETTLE_S = 240.0
+SETTLE_S = 600.0
 """Seconds after the week in which everything that is under way has to end."""
 VERIFY_S = 10.0
 
@@ -495,7 +515,7 @@ def live(folder: Path, week: Week, *, kills: int, seed: int) -> dict[str, Any]:
     folder.mkdir()
     rng, began = random.Random(seed), time.monotonic()
     week_s = week.days * 86_400 / week.factor
-    moments = sorted(rng.uniform(2.0, 0.95 * week_s) for _ in range(kills))
+    moments = sorted(rng.uniform(2.0, week_s) for _ in range(kills))
     running = Running(folder, week)
     running.begin()
     watcher, verified = Watcher(open_registry()), 0.0
@@ -537,7 +557,7 @@ def kill_one(running: Running, rng: random.Random) -> None:
     """A job if one runs that was not killed often; else one of the others. Each failure of a job doubles its pause."""
     if rng.random() < 0.6 and running.kill_job(JOB_KILLS):
         return
-    kind = rng.choice(["coordinator", "controller", "server"])
+    kind = rng.choice(["coordinator", "controller", "controller", "server", "server"])
     running.kill(rng.choice([name for name in running.names if name.startswith(kind)]))
 
 
@@ -547,9 +567,7 @@ JOB_KILLS = 8
 def main() -> None:
     """A small week in a folder: `python -m tests.loop_week FOLDER KILLS` prints how it went, as JSON."""
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-    week = Week(
-        slots=("choice:model",), days=1.0, factor=4000.0, threshold=250, units=300, lease_s=1.0, margin=0.5, delta=0.5
-    )
+    week = Week(slots=("choice:model",), days=1.0, factor=4000.0, threshold=250, units=300, lease_s=1.0)
     print(json.dumps(live(folder, week, kills=kills, seed=0)))
 
 

@@ -85,8 +85,10 @@ class FolderBlobs:
                 yield piece
 
     def keys(self, prefix: str = "") -> list[str]:
+        below = PurePosixPath(prefix.rpartition("/")[0])  # other folders are not looked at: a registry has many
+        start = self.folder if ".." in below.parts or below.is_absolute() else self.folder / below
         with self._named(prefix):
-            names = (path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file())
+            names = (path.relative_to(self.folder) for path in start.rglob("*") if path.is_file())
             keys = (name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts))
             return sorted(key for key in keys if key.startswith(prefix))
 

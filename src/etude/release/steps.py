@@ -74,17 +74,22 @@ def _check_exposure(states: Mapping[str, State], after: Serving) -> None:
 
 
 def check_actor(slot: str, step: Entry, past: Sequence[Entry], *, require_approval: bool) -> None:
-    """ReleaseError for an automatic actor that approves, or promotes without proof; and for a missing approval."""
+    """ReleaseError for an automatic actor that approves, or promotes without proof; and for a missing approval.
+
+    Without proof it promotes only directly, and names the person who approved that.
+    """
     if step.actor in AUTOMATIC and step.action is Action.APPROVED:
         raise ReleaseError(f"{slot}: {step.actor} is an automatic actor: only a person approves")
     if step.action is not Action.PROMOTED:
         return
-    if step.actor in AUTOMATIC and not step.evidence.get("proof") and approver(past, step.version) is None:
+    person = approver(past, step.version)
+    is_direct = person is not None and step.evidence.get("approved_by") == person
+    if step.actor in AUTOMATIC and not step.evidence.get("proof") and not is_direct:
         raise ReleaseError(
             f"{slot}: {step.actor} promotes only on proof, and there is none for {step.version}; a person may approve "
             "it instead"
         )
-    if require_approval and approver(past, step.version) is None:
+    if require_approval and person is None:
         raise ReleaseError(
             f"{slot}: {step.version} is not approved, and release.require_approval is set: `etude models approve "
             f"{step.version}`"

@@ -86,9 +86,3 @@ def test_an_option_may_be_unavailable_or_in_one_region() -> None:
     assert why_not(here, Preferences(region="eu")) is None
     assert why_not(here, Preferences(region="us")) == "its regions are eu, without 'us'"
     assert why_not(gone, Preferences()) == "it is not available"
-
-
-def test_a_negative_limit_rules_out_options_that_declare_no_cost() -> None:
-    (option,) = read_options(["a"])
-    assert why_not(option, Preferences(max_cost_usd=-1.0)) == "its cost_usd is 0, above max_cost_usd -1"
-    assert why_not(option, Preferences(max_cost_usd=0.0)) is None
