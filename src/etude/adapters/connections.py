@@ -165,6 +165,14 @@ def error_code(error: BaseException) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
+LASTING = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same may work later: not where a file is damaged or may not be written."""
+    return error_code(error.__cause__ or error) not in LASTING
+
+
 def advice(error: Exception) -> str:
     """The error, and what to do about it."""
     return f"{error}: {ADVICE.get(error_code(error), 'nothing of it was written')}"

@@ -80,6 +80,12 @@ def _root(
     pass
 
 
+def _may_pass(error: StoreError) -> bool:
+    from etude.adapters.connections import may_pass  # not before it is needed: commands start fast
+
+    return may_pass(error)
+
+
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run a command. Exit codes: 0 success, 1 unexpected error, 2 error to correct, 75 something cannot be reached or
     written now, 130 and 143 interrupted."""
@@ -90,7 +96,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.exit(0)
     except EtudeError as error:
         fail(str(error))
-        sys.exit(TRY_AGAIN if isinstance(error, StoreError) else 2)
+        sys.exit(TRY_AGAIN if isinstance(error, StoreError) and _may_pass(error) else 2)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("torch", "safetensors", "scipy"):
             _unexpected(error)
