@@ -42,7 +42,7 @@ from etude.bootstrap.clock import set_clock
 from etude.bootstrap.experience import OUTBOX, STORE
 from etude.bootstrap.loop import JOBS, open_loop
 from etude.bootstrap.release import open_registry
-from etude.contracts.jobs import OPEN_STAGES, JobState
+from etude.contracts.jobs import OPEN_STAGES, JobState, Stage
 from etude.contracts.query import Where
 from etude.contracts.release import Action, Entry, ReleaseEntry
 from etude.contracts.subjects import TRAJECTORIES, decode
@@ -79,6 +79,7 @@ class Week:
     margin: float = 0.5
     """Of the off-policy gate: how much lower than the incumbent's a candidate's reward may be. Datasets are small."""
     delta: float = 0.5
+    min_ess: float = 10.0
 
     def time_of(self, slot: str, unit: int) -> timedelta:
         """When a unit arrives: after the third job more slowly, and in each slot a few hours later than in the one
@@ -125,7 +126,7 @@ class Week:
                     "fuzz_cases": 50,
                     "frequency_requests": 1,
                     "frequency_draws": 50,
-                    "thresholds": {"min_ess": 10.0},
+                    "thresholds": {"min_ess": self.min_ess},
                 },
                 "canary": {
                     "strategies": [{"strategy": "direct", "incumbent": False}, {"strategy": "canary"}],
@@ -387,7 +388,8 @@ def is_over(folder: Path, week: Week, registry: Registry) -> bool:
             return False
     with closing(SqliteJobs(folder / DATA / JOBS)) as queue:
         jobs = queue.jobs()
-        if any(job.state in (JobState.QUEUED, JobState.RUNNING) or job.stage in OPEN_STAGES for job in jobs):
+        under_way = set(OPEN_STAGES) - {Stage.UNDECIDED}  # gates that cannot tell would run again for ever
+        if any(job.state in (JobState.QUEUED, JobState.RUNNING) or job.stage in under_way for job in jobs):
             return False
         if queue.changes():
             return False

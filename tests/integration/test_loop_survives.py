@@ -37,12 +37,9 @@ def test_kills_at_random_change_nothing(tmp_path: Path) -> None:
         "unrewarded": 0,
     }
     assert stored["not_serving"] == 0
-    assert week["end"] == {
-        "choice:model": {
-            "jobs": [["threshold", "completed", "started"]],
-            "policies": [["registered", "promoted"]],
-            "registered": 1,
-            "serves": 1,
-            "exposed": False,
-        }
-    }
+    end = week["end"]["choice:model"]
+    assert (len(end["jobs"]), end["registered"], end["exposed"]) == (1, 1, False)
+    # What the server explored is random, and the gates may be unable to judge a policy by so little.
+    passed = (["threshold", "completed", "started"], ["registered", "promoted"], 1)
+    undecided = (["threshold", "completed", "undecided"], ["registered"], None)
+    assert (end["jobs"][0], end["policies"][0], end["serves"]) in (passed, undecided)
