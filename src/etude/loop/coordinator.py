@@ -35,7 +35,7 @@ from etude.contracts.jobs import (
     job_id,
 )
 from etude.contracts.query import Where
-from etude.contracts.release import Action, Entry, Serving
+from etude.contracts.release import Action, Entry, Serving, State
 from etude.contracts.store import ExperienceStore
 from etude.contracts.subjects import TRAINING, decode
 from etude.contracts.training import JobError as Failure
@@ -62,6 +62,8 @@ GROUP = "loop"
 """The consumer of training requests."""
 DOCUMENT, BEGAN, CURSOR = "loop", "began", "cursor:"
 """The kind of document of the coordinator; when the loop first ran; the last step of a slot that was looked at."""
+JUDGED = frozenset({State.REGISTERED, State.PASSED, State.REFUSED})
+"""States in which gates judge a version; in the others it was exposed before."""
 BATCH = 100
 MICROSECOND = timedelta(microseconds=1)
 BUSY_POLL_S = 0.25
@@ -448,6 +450,10 @@ def _register(loop: Coordinator, job: Job) -> list[str]:
     lineage = {"job": job.id, "trigger": job.request.trigger, "dataset": job.dataset_id, "run": job.run}
     _cursor(loop, job.slot)  # what happens from now on is reported
     version = loop.releases.register(Path(job.run), job.slot, lineage)
+    state = loop.releases.history(job.slot)[-1].states[version]
+    if state not in JUDGED:  # the job learned nothing new
+        loop.queue.advance(job.id, Stage.SUPERSEDED, f"it is {state.replace('_', ' ')} already")
+        return [f"policy {version} of {job.slot} is {state.replace('_', ' ')} already"]
     loop.queue.advance(job.id, Stage.REGISTERED)
     return [f"policy {version} registered as a candidate of {job.slot}"]
 

@@ -109,11 +109,11 @@ class StepJob:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def write_run(folder: Path) -> None:
-    """A finished run; its policy has a version of its own."""
+def write_run(folder: Path, *, code: str = "") -> None:
+    """A finished run; its policy has a version of its own, by its folder's name or by `code`."""
     best = folder / "best" / "step-000000000001"
     best.mkdir(parents=True, exist_ok=True)
-    about = {"problem": "choice", "method": "from-logs", "step": 1, "code": folder.name, "files": {}}
+    about = {"problem": "choice", "method": "from-logs", "step": 1, "code": code or folder.name, "files": {}}
     replace_file(best / "manifest.json", json.dumps({"format": 2, **about}).encode())
     replace_file(folder / "config.json", json.dumps({"method": "from-logs", "budget": ""}).encode())
     replace_file(folder / "summary.json", b"{}")
@@ -140,6 +140,9 @@ class StepRunner:
         return made
 
 
+AFTER = {Action.STARTED: State.EXPOSED, Action.PROMOTED: State.SERVING, Action.ROLLED_BACK: State.ROLLED_BACK}
+
+
 class FileReleases:
     """Releases as a list of steps per slot in one file."""
 
@@ -161,7 +164,7 @@ class FileReleases:
             action=action,
             version=version,
             serving=serving or self.serving(slot),
-            states={version: State.REGISTERED},
+            states=(entries[-1].states if entries else {}) | {version: AFTER.get(action, State.REGISTERED)},
         )
         entries.append(entry)
         replace_file(self.path, msgspec.json.encode(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ import pytest
 from etude.adapters.objects import open_blobs
 from etude.contracts.bus import message_of
 from etude.contracts.errors import EndpointError, ReleaseError
-from etude.contracts.jobs import Ended, JobState, Stage
+from etude.contracts.jobs import Ended, Job, JobState, RunningJob, Stage
 from etude.contracts.query import Where
 from etude.contracts.release import Action
 from etude.contracts.subjects import TRAINING, decode
@@ -29,7 +30,7 @@ from etude.evidence.overlap import Verdict
 from etude.experience.datasets import read_manifest
 from etude.loop.config import LoopConfig, WebhookConfig
 from etude.loop.coordinator import Tick, run
-from tests.unit.loop.small_loop import CONFIG, NOW, SLOT, Clock, SmallLoop, StepRunner, log_tasks, make_loop
+from tests.unit.loop.small_loop import CONFIG, NOW, SLOT, Clock, SmallLoop, StepRunner, log_tasks, make_loop, write_run
 
 KILLS = 25
 
@@ -101,6 +102,30 @@ def test_a_window_leaves_older_experience_out(make: Make, tmp_path: Path) -> Non
     manifest = read_manifest(open_blobs(str(tmp_path / job.dataset)))
     assert manifest is not None
     assert manifest.counts.trajectories == 7
+
+
+def test_a_policy_that_was_exposed_before_is_not_judged_again(make: Make) -> None:
+    """A job that learns nothing new trains the same version."""
+    loop = make()
+    log_tasks(loop.store, 10)
+    loop.settle()
+    (first,) = loop.queue.jobs()
+    shutil.rmtree(first.run)
+    log_tasks(loop.store, 10, first=10, time=loop.clock())
+    loop.clock.pass_by(hours=25)
+    original = StepRunner.start
+
+    def same(self: StepRunner, job: Job, *, checkpoint: Path | None) -> RunningJob | None:
+        found = original(self, job, checkpoint=checkpoint)
+        write_run(Path(job.run), code=Path(first.run).name)
+        return found
+
+    loop.runner.start = same.__get__(loop.runner)  # type: ignore[method-assign]
+    happened = loop.settle()
+    second = loop.queue.jobs()[0]
+    assert second.version == first.version
+    assert (second.stage, second.stage_note) == (Stage.SUPERSEDED, "it is exposed already")
+    assert any("is exposed already" in line for line in happened)
 
 
 def test_only_new_trajectories_count_and_one_job_per_day(make: Make) -> None:
@@ -558,6 +583,10 @@ def test_killed_anywhere_it_ends_in_the_same_state(tmp_path: Path, monkeypatch: 
             workers.append(fork_coordinator(tmp_path, config))
         time.sleep(rng.uniform(0.02, 0.2) if kills < KILLS else 0.05)
         if kills < KILLS:
+            if kills % 2:
+                until = time.monotonic() + 0.5  # many kills while a job runs
+                while not loop.queue.jobs(states=[JobState.RUNNING]) and time.monotonic() < until:
+                    time.sleep(0.002)
             end(workers.pop(rng.randrange(2)))
             kills += 1
     for worker in workers:
