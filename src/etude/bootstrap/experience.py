@@ -37,7 +37,7 @@ from etude.experience.task import Collector, OptOuts
 from etude.files.durable import make_folder
 from etude.problems.spec import resolve
 from etude.problems.table import find_spec, names
-from etude.settings.sources import FILE, PREFIX, Tree
+from etude.settings.sources import Tree
 
 OUTBOX, STORE = "outbox.sqlite", "experience.sqlite"
 SERVED = "served"
@@ -58,12 +58,7 @@ class ExperienceSettings(BaseModel):
 
 def read_config(file: Path | None = None, *, environ: Mapping[str, str] | None = None) -> ExperienceConfig:
     """Settings from `file` or ./etude.yaml, if there is one, and ETUDE_EXPERIENCE__… variables; others are ignored."""
-    tree = Tree(ExperienceSettings)
-    path = file or (Path(FILE) if Path(FILE).exists() else None)
-    variables = {k: v for k, v in (environ or {}).items() if k.startswith(f"{PREFIX}EXPERIENCE")}
-    found = [*(tree.from_file(path) if path else ()), *tree.from_environment(variables)]
-    own = [assignment for assignment in found if assignment.key.partition(".")[0] == "experience"]
-    return tree.build(own).settings.experience
+    return Tree(ExperienceSettings).read_own(file, environ or {}).experience
 
 
 def config_here(file: Path | None = None) -> ExperienceConfig:

@@ -24,7 +24,7 @@ from etude.loop.notify import Notices
 from etude.loop.runner import ProcessRunner, train_command
 from etude.loop.summary import Render
 from etude.loop.triggers import check_schedule
-from etude.settings.sources import FILE, PREFIX, Tree
+from etude.settings.sources import Tree
 
 JOBS, LOGS, REPORTS = "jobs.sqlite", "jobs", "reports"
 """The queue, the output of jobs, and the reports, below experience.folder."""
@@ -44,12 +44,7 @@ def settings_here(file: Path | None = None) -> LoopSettings:
 
     ConfigError also if the schedule cannot be parsed.
     """
-    tree = Tree(LoopSettings)
-    path = file or (Path(FILE) if Path(FILE).exists() else None)
-    own = tuple(f"{PREFIX}{name.upper()}" for name in LoopSettings.model_fields)
-    variables = {name: value for name, value in os.environ.items() if name.startswith(own)}
-    found = [*(tree.from_file(path) if path else ()), *tree.from_environment(variables)]
-    settings = tree.build([a for a in found if a.key.partition(".")[0] in LoopSettings.model_fields]).settings
+    settings = Tree(LoopSettings).read_own(file, os.environ)
     check_schedule(settings.loop)
     return settings
 

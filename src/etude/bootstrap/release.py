@@ -32,7 +32,7 @@ from etude.release.serving import ServedPolicy
 from etude.release.signing import Keys
 from etude.release.start import CanaryConfig, Started, start_release
 from etude.release.strategy import Strategy
-from etude.settings.sources import FILE, PREFIX, Tree
+from etude.settings.sources import Tree
 
 REGISTRY, KEYS, CACHE, ASSIGNMENTS = "registry", "keys", "policies", "assignments"
 """Folders below experience.folder."""
@@ -49,12 +49,7 @@ class ReleaseSettings(BaseModel):
 
 def settings_here(file: Path | None = None) -> ReleaseSettings:
     """Settings from `file` or ./etude.yaml, if there is one, and ETUDE_… variables of these sections."""
-    tree = Tree(ReleaseSettings)
-    path = file or (Path(FILE) if Path(FILE).exists() else None)
-    own = tuple(f"{PREFIX}{name.upper()}" for name in ReleaseSettings.model_fields)
-    variables = {name: value for name, value in os.environ.items() if name.startswith(own)}
-    found = [*(tree.from_file(path) if path else ()), *tree.from_environment(variables)]
-    return tree.build([a for a in found if a.key.partition(".")[0] in ReleaseSettings.model_fields]).settings
+    return Tree(ReleaseSettings).read_own(file, os.environ)
 
 
 def settings_with(config: ExperienceConfig) -> ReleaseSettings:

@@ -116,6 +116,14 @@ class Tree(Generic[Model]):
             line = source.lines.get(tuple(key.split(".")))
             yield Assignment(key, value, f"{path}, line {line}" if line is not None else str(path))
 
+    def read_own(self, file: Path | None, environ: Mapping[str, str]) -> Model:
+        """Settings from `file` or ./etude.yaml, if there is one, and ETUDE_… variables; sections of others are left."""
+        path = file or (Path(FILE) if Path(FILE).exists() else None)
+        own = tuple(f"{PREFIX}{name.upper()}" for name in self.model.model_fields)
+        variables = {name: value for name, value in environ.items() if name.startswith(own)}
+        found = [*(self.from_file(path) if path else ()), *self.from_environment(variables)]
+        return self.build([a for a in found if a.key.partition(".")[0] in self.model.model_fields]).settings
+
     def from_environment(self, environ: Mapping[str, str]) -> Iterator[Assignment]:
         for name in sorted(environ):
             if name.startswith(PREFIX) and name not in NOT_SETTINGS:
