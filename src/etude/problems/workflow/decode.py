@@ -112,7 +112,7 @@ def search_by_beam(
     rules.check(draft)
     state = policy.encode_drafts(draft, reading or policy.read(draft["instruction"]))
     d, total = draft, torch.zeros(1, device=rules.device)  # (beams,) log-probability
-    choices = torch.zeros((1, 0, 2 + policy.nodes), device=rules.device)  # (beams, steps, type + worker + links)
+    choices = torch.zeros((1, 0, 2 + rules.nodes), device=rules.device)  # (beams, steps, type + worker + links)
     ended: list[Candidate] = []
     while len(total) and (len(ended) < beam or float(total.max()) > ended[-1].log_prob):
         d, total, choices, stopped, state = _extend(policy, d, total, choices, state, beam, hint)

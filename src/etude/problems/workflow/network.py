@@ -329,15 +329,15 @@ class PlanPolicy(nn.Module):
     def encode_drafts(self, obs: Obs, reading: Reading) -> DraftState:
         """The state of drafts, from the `reading` of their instructions."""
         # Reading the maximum back from a GPU would stall it.
-        longest = int(obs["length"].max()) if self.rules.device.type == "cpu" else self.nodes
+        longest = int(obs["length"].max()) if self.rules.device.type == "cpu" else self.rules.nodes
         h, layers = self._draft(obs, reading, longest)
         there = torch.arange(longest + 1, device=h.device) <= obs["length"][:, None]
-        here, nodes = torch.arange(len(h), device=h.device), F.pad(h[:, 1:], (0, 0, 0, self.nodes - longest))
+        here, nodes = torch.arange(len(h), device=h.device), F.pad(h[:, 1:], (0, 0, 0, self.rules.nodes - longest))
         return DraftState(reading=reading, h=h[here, obs["length"]], nodes=nodes, layers=layers, there=there)
 
     def add(self, obs: Obs, state: DraftState, task_type: Tensor) -> tuple[Tensor, list[Pair]]:
         """The token (n, d) of a new node, with its keys and values; meaningless where the choice adds no node."""
-        reading, place = state.reading, (obs["length"] + 1).clamp(max=self.nodes)
+        reading, place = state.reading, (obs["length"] + 1).clamp(max=self.rules.nodes)
         known = task_type.clamp(max=self.rules.types - 1)
         x = (reading.types[known] + self.status.weight[Status.PLANNED] + self.places[place])[:, None]
         seen = F.pad(torch.cat([reading.mask, state.there], 1), (0, 1), value=True)[:, None, None]
@@ -354,15 +354,15 @@ class PlanPolicy(nn.Module):
         attention is causal.
         """
         adds = action["type"] < self.rules.types
-        here = (torch.arange(self.nodes, device=adds.device) == obs["length"][:, None]) & adds[:, None]
+        here = (torch.arange(self.rules.nodes, device=adds.device) == obs["length"][:, None]) & adds[:, None]
         grown = obs | {"types": torch.where(here, action["type"][:, None], obs["types"])}
         grown["length"] = obs["length"] + adds
         last, which = _continued(grown)
         distinct, place = obs["instruction"].unique(return_inverse=True)
         reading = self.read(distinct)
-        longest = int(grown["length"].max()) if self.rules.device.type == "cpu" else self.nodes
+        longest = int(grown["length"].max()) if self.rules.device.type == "cpu" else self.rules.nodes
         h, _ = self._draft({name: x[last] for name, x in grown.items()}, reading.take(place[last]), longest)
-        nodes = _rows(F.pad(h[:, 1:], (0, 0, 0, self.nodes - longest)), which)
+        nodes = _rows(F.pad(h[:, 1:], (0, 0, 0, self.rules.nodes - longest)), which)
         state = DraftState(
             reading=replace(reading, layers=[]).take(place),
             h=h[which, obs["length"]],
@@ -382,7 +382,7 @@ class PlanPolicy(nn.Module):
 
     def link_scores(self, obs: Obs, state: DraftState, token: Tensor, task_type: Tensor) -> Tensor:
         """(n, N): scores that the node with this `token` (n, d) depends on each node."""
-        known, place = task_type.clamp(max=self.rules.types - 1), obs["length"].clamp(max=self.nodes - 1)
+        known, place = task_type.clamp(max=self.rules.types - 1), obs["length"].clamp(max=self.rules.nodes - 1)
         known, place = known[:, None], place[:, None]
         return self._link_scores(token[:, None], known, place, state.nodes, obs["types"], state.reading)[:, 0]
 

@@ -274,6 +274,21 @@ def test_it_decides_with_the_workers_and_limits_it_is_given(planner: Planner) ->
     assert (decider.limits.max_nodes, decider.limits.max_attempts) == (planner.policy.nodes, 7)
 
 
+@pytest.mark.parametrize("explore", [False, True])
+def test_plans_are_as_short_as_a_tighter_limit_wants(planner: Planner, explore: bool) -> None:
+    texts = [example.instruction for example in examples(12, seed=5)]
+    free = [len(plan.nodes) for plan in planner.plans(texts)]
+    assert max(free) > 2
+    for most in (1, 2, planner.policy.nodes - 1):
+        limits = replace(planner.limits, max_nodes=most)
+        decider = planner.decider(limits=limits, explore=explore)
+        made = [len(decider.decide(DecisionRequest(context=text, seed=i)).action) for i, text in enumerate(texts)]
+        assert max(made) <= most
+        if not explore:
+            assert all(own == wanted for own, wanted in zip(made, free, strict=True) if wanted <= most // 2)
+            assert [len(plan.nodes) <= most for plan in planner.under(limits=limits).plans(texts)] == [True] * 12
+
+
 def test_a_copy_of_a_run_under_another_name_is_the_same_version(run: Path, planner: Planner, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "other")
     assert load_planner(tmp_path / "other").version == planner.version
