@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from etude.cli.display import console, print_command, print_json, print_warning
 from etude.cli.orchestrator.execution_display import success_sentence, summary_tables
+from etude.cli.orchestrator.policies import find_decider, find_settings
 from etude.cli.orchestrator.run import (
     InputOption,
     Strict,
@@ -88,13 +89,13 @@ def collect(
 ) -> None:
     """Carry out many workflows and log what happened, redacted. If it was interrupted, the same command resumes."""
     from etude.orchestrator.executor import Orchestrator
-    from etude.orchestrator.workplace import instructions_for, make_decider, make_workplace, settings_of
+    from etude.orchestrator.workplace import instructions_for, make_workplace
 
     screen = console(stderr=as_json)
     inputs = parse_inputs(input_ or ())
     with screen.status("reading workers and instructions"):
-        place = make_workplace(workers, settings=settings_of(policy), seed=seed)
-        decider = make_decider(policy, place, explore=explore)
+        place = make_workplace(workers, settings=find_settings(policy), seed=seed)
+        decider = find_decider(policy, place, explore=explore)
         asked = instructions_for(place, num_executions, file=instructions, seed=seed)
     unsure = make_unsure(
         place, decider, min_probability=min_probability, when_unsure=when_unsure, fallback=fallback

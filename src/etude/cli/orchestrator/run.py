@@ -18,6 +18,7 @@ from rich.tree import Tree
 from etude.cli.display import SAID_BY, console, duration, print_json, print_warning
 from etude.cli.orchestrator.execution_display import SELF_DECLARED
 from etude.cli.orchestrator.plan import read_stdin
+from etude.cli.orchestrator.policies import find_decider, find_settings
 from etude.cli.orchestrator.unsure import (
     Fallback,
     MinProbability,
@@ -91,12 +92,12 @@ def run(
 ) -> None:
     """Plan an instruction, carry out the plan, correct failures."""
     from etude.orchestrator.executor import Orchestrator
-    from etude.orchestrator.workplace import make_decider, make_workplace, settings_of
+    from etude.orchestrator.workplace import make_workplace
 
     screen = console(stderr=as_json)
     inputs = parse_inputs(input_ or ())
-    place = make_workplace(workers, settings=settings_of(policy))
-    decider = make_decider(policy, place)
+    place = make_workplace(workers, settings=find_settings(policy))
+    decider = find_decider(policy, place)
     unsure = make_unsure(
         place,
         decider,

@@ -15,7 +15,10 @@ import pytest
 
 from etude.bootstrap.executions import registered_logs
 from etude.bootstrap.experience import open_store
+from etude.bootstrap.release import open_registry
+from etude.contracts.release import Action
 from etude.experience.cleaning import pseudonym
+from etude.learning.run_folder import find_policy
 from etude.orchestrator.log import forget_in_logs, read_log
 from etude.orchestrator.record import Execution
 from tests.chat_server import Act, ChatServer, in_thread
@@ -92,6 +95,24 @@ def test_a_trained_planner_runs_in_the_office(tmp_path_factory: pytest.TempPathF
     assert reported["policy"]
     assert all(0 < decision["propensity"] <= 1 for decision in reported["decisions"])
     assert "violations" not in reported
+
+
+def test_the_planner_that_serves_runs_by_the_name_of_its_slot(
+    tmp_path_factory: pytest.TempPathFactory, capsys: Captured, tmp_path: Path
+) -> None:
+    assert "workflow is no run folder" in refused(capsys, "run", "workflow", ASKED)
+    registry = open_registry()
+    version = registry.register(find_policy(second_phase(tmp_path_factory)), "workflow", actor="test")
+    registry.record("workflow", Action.GATES_PASSED, version, actor="test")
+    registry.approve("workflow", version, by="ada")
+    registry.promote_directly("workflow", version, by="ada", reason="")
+    capsys.readouterr()
+    assert etude("run", "workflow", ASKED, "--json") in (0, 3)
+    execution = json.loads(capsys.readouterr().out)
+    assert execution["policy"].partition("+")[0] == version
+    collect = ("collect", "--policy", "workflow", "--num-executions", "2", "--explore", "1", "--out", tmp_path / "log")
+    assert etude(*collect) == 0
+    assert {one.policy.partition("+")[0] for one in executions(tmp_path / "log")} == {version}
 
 
 @pytest.mark.parametrize(
