@@ -311,20 +311,20 @@ def test_a_lock_held_by_another_process_is_reported(
 
 
 def test_an_interrupted_ingest_is_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(*(line(f"t-{i}", metadata={"text": "words " * 200}) for i in range(8000)))
+    file = write(*(line(f"t-{i}", metadata={"text": "words " * 200}) for i in range(16000)))
     process = subprocess.Popen([*COMMAND, "ingest", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and taken() < 200:
-        time.sleep(0.02)
+        time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert b"Traceback" not in errors
     before = taken()
-    assert 0 < before < 8000
+    assert 0 < before < 16000
     result = json_output(capsys, "ingest", file)
-    assert (result["new"], result["duplicate"]) == (8000 - before, before)
+    assert (result["new"], result["duplicate"]) == (16000 - before, before)
     stats = json_output(capsys, "experience", "stats")
-    assert (stats["trajectories"], stats["rewards"]) == (8000, 8000)
+    assert (stats["trajectories"], stats["rewards"]) == (16000, 16000)
 
 
 def taken() -> int:
