@@ -257,10 +257,6 @@ def _events(facts: ReleaseFacts) -> list[tuple[float, str]]:
     return found
 
 
-def _course(facts: ReleaseFacts) -> Block:
-    return view("pair", blocks=[_share(facts), _effect(facts)])
-
-
 def _share(facts: ReleaseFacts) -> Block:
     """The share is constant between two looks, or nearly."""
     units = [0, *(look.units for look in facts.looks)]
