@@ -16,10 +16,12 @@ from etude.adapters.jobs import SqliteJobs
 from etude.bootstrap.clock import now
 from etude.bootstrap.experience import Experience, existing_store, experience, open_place
 from etude.contracts.query import Where
+from etude.evidence.drift import DriftThresholds
 from etude.experience.config import ExperienceConfig
 from etude.files.durable import make_folder
 from etude.loop.config import LoopConfig
 from etude.loop.coordinator import Coordinator, Releases
+from etude.loop.drift import DriftWatch
 from etude.loop.notify import Notices
 from etude.loop.runner import ProcessRunner, train_command
 from etude.loop.summary import Render
@@ -81,6 +83,11 @@ def open_loop(file: Path | None = None) -> Iterator[Coordinator]:
             render=_render(),
             owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
             clock=now,
+            drift=DriftWatch(
+                store=opened.store,
+                reward_version=settings.experience.reward_version,
+                thresholds=DriftThresholds(),
+            ),
         )
 
 

@@ -153,8 +153,8 @@ class Coordinator:
     """Writes their pages; None writes JSON only."""
     owner: str
     clock: Callable[[], datetime]
-    drift: Callable[[str], str] = lambda slot: ""
-    """How a slot drifted since training, in words; empty if it did not."""
+    drift: Callable[[str, datetime | None], str] = lambda slot, learned: ""
+    """How a slot drifted since its newest training data, in words; empty if it did not."""
     claimed: dict[str, Claimed] = field(default_factory=dict)
     gating: dict[str, Gating] = field(default_factory=dict)
     term: int = 0
@@ -230,7 +230,7 @@ class Coordinator:
             last=last,
             since=last or self.began(),
             active=active,
-            drift=self.drift(slot) if self.config.drift else "",
+            drift=self.drift(slot, learned) if self.config.drift else "",
         )
 
     def waits(self) -> dict[str, str]:

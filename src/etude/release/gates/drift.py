@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from etude.contracts.decision import DecisionRequest
 from etude.contracts.option import option_name
 from etude.contracts.ports import Decider
-from etude.evidence.drift import DriftThresholds, Level, check_drift
+from etude.evidence.drift import Drift, DriftThresholds, Level, check_drift
 from etude.evidence.overlap import Verdict
 from etude.release.gates.asking import ask
 from etude.release.gates.gate import GateContext, GateResult, PolicyFailedError, UndecidedError, load
@@ -54,12 +54,8 @@ def drift(context: GateContext) -> GateResult:
         read_features([_among(request, common) for request in requests], decider)
         for requests in (context.reference, context.requests)
     )
-    names = sorted({*before, *now})
-    pairs = {feature: _numbers(feature, before, now, context) for feature in names}
     thresholds = DriftThresholds(warn_psi=config.psi_warn, fail_psi=config.psi_fail, min_count=config.min_drift)
-    found = check_drift(
-        {key: pair[0] for key, pair in pairs.items()}, {key: pair[1] for key, pair in pairs.items()}, thresholds
-    )
+    found = compare_features(before, now, len(context.reference), len(context.requests), thresholds)
     worst = found[0]
     evidence = {
         "psi": {one.name: one.psi for one in found},
@@ -106,11 +102,20 @@ def _among(request: DecisionRequest, names: frozenset[str]) -> DecisionRequest:
     return msgspec.structs.replace(request, options=kept)
 
 
-def read_features(requests: Sequence[DecisionRequest], decider: Decider) -> Features:
-    """What requests have, and for the first of them what the candidate makes of them."""
+def compare_features(
+    before: Features, now: Features, reference: int, current: int, thresholds: DriftThresholds
+) -> list[Drift]:
+    """How far each feature has moved between so many requests and so many others, the farthest first."""
+    pairs = {name: _numbers(name, before, now, reference, current) for name in sorted({*before, *now})}
+    old, new = ({name: pair[i] for name, pair in pairs.items()} for i in (0, 1))
+    return check_drift(old, new, thresholds)
+
+
+def read_features(requests: Sequence[DecisionRequest], decider: Decider | None = None) -> Features:
+    """What requests have, and for the first of them what the candidate makes of them, if there is one."""
     found: Features = {}
     for number, request in enumerate(requests):
-        asked = _of_answer(request, decider) if number < MAX_ASKED else {}
+        asked = _of_answer(request, decider) if decider is not None and number < MAX_ASKED else {}
         for key, value in {**_of_context(request.context), **asked}.items():
             found.setdefault(key, {})[number] = value
     return found
@@ -145,7 +150,7 @@ def _of_answer(request: DecisionRequest, decider: Decider) -> dict[str, Any]:
     return found if expected is None else {**found, SCORE: float(expected.score)}
 
 
-def _numbers(name: str, before: Features, now: Features, context: GateContext) -> tuple[Array, Array]:
+def _numbers(name: str, before: Features, now: Features, reference: int, current: int) -> tuple[Array, Array]:
     """One number per request: NaN where it has none, the place of a word among the most common of the training data."""
     old, new = before.get(name, {}), now.get(name, {})
     common = [word for word, _ in Counter(map(str, old.values())).most_common(MAX_CATEGORIES)]
@@ -158,4 +163,4 @@ def _numbers(name: str, before: Features, now: Features, context: GateContext) -
             found[number] = value if is_number else place.get(str(value), -1.0)
         return found
 
-    return numbers(old, len(context.reference)), numbers(new, len(context.requests))
+    return numbers(old, reference), numbers(new, current)
