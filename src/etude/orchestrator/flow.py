@@ -227,7 +227,7 @@ class Flow:
                 self.revised, self.decisions = True, list(revised.logged)
                 return revised.logged
             if reassign := getattr(self.at.decider, "reassign", None):
-                planned = self.decisions = [reassign(decision) for decision in planned]
+                planned = self.decisions = list(reassign(self._next_request(live), planned))
             return planned
         asked = unsure.ask if unsure.then == "ask" else None
         plan = None if asked is None else await self._in_time(asked(proposal), self._time_left_s())

@@ -77,7 +77,7 @@ class TaskSettings(Protocol):
 
     @property
     def explore(self) -> float:
-        """Share of decisions made at random; a run samples as in training if it is above 0."""
+        """Share of decisions made at random; a run takes any able worker so often."""
 
 
 def workflow_decider(policy: str | None, config: TaskSettings) -> Decider:
@@ -86,8 +86,9 @@ def workflow_decider(policy: str | None, config: TaskSettings) -> Decider:
     return make_decider(policy or "rules", place, explore=config.explore)
 
 
-def make_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> PlanDecider:
-    """A policy by its name or its run. To explore, a run samples as in training; others choose so often at random."""
+def make_decider(policy: str, place: Workplace, *, explore: float = 0.0, sample_plans: bool = False) -> PlanDecider:
+    """A policy by its name or its run. To explore, any able worker is taken so often; with `sample_plans` a run also
+    samples its plans as in training."""
     limits = place.limits or (place.config.limits if place.config else None)
     if is_language_model(policy):
         if explore:
@@ -101,7 +102,7 @@ def make_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> Plan
         )
     _check_run(policy)
     planner = load_planner(Path(policy))
-    return planner.decider(catalogue=place.crew.catalogue, limits=limits, explore=explore)
+    return planner.decider(catalogue=place.crew.catalogue, limits=limits, explore=explore, sample_plans=sample_plans)
 
 
 def _asking(policy: str, place: Workplace, limits: Limits) -> LanguageModelPlanner:

@@ -23,12 +23,15 @@ def find_settings(policy: str) -> WorkflowSettings | None:
 
 
 def find_decider(policy: str, place: Workplace, *, explore: float = 0.0) -> PlanDecider:
-    """As `make_decider`; `workflow` is the policy that serves now, or the one that a release gives the workflow."""
+    """As `make_decider`; `workflow` is the policy that serves now, or the one that a release gives the workflow.
+
+    To explore, a run samples its plans; what serves explores workers alone, since users get its plans.
+    """
     from etude.bootstrap.release import served_policy
     from etude.orchestrator.workplace import make_decider
 
     if not _is_slot(policy):
-        return make_decider(policy, place, explore=explore)
+        return make_decider(policy, place, explore=explore, sample_plans=True)
     limits = place.limits or (place.config.limits if place.config else None)
     served = served_policy(policy).decider(catalogue=place.crew.catalogue, limits=limits, explore=explore)
     return cast("PlanDecider", served)

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import torch
 from torch import Generator
 
-from etude.contracts.decision import LoggedDecision
 from etude.problems.base import Action, Obs
 from etude.problems.workflow.corrections import correction, substitutes
 from etude.problems.workflow.grammar import Correction, Rules, at
@@ -33,13 +31,19 @@ class Assignment:
         would not allow the rest of the plan."""
         found, d = list[Action](), draft
         for action in actions:
-            if not bool(at(self.rules.task_types(d, action["correction"]), action["type"])):
-                return list(actions)
             chances = self.chances(d, action)
             chosen = action if chances is None else action | {"worker": torch.tensor([int(chances.argmax())])}
+            if not self._is_legal(d, chosen):
+                return list(actions)
             found.append(chosen)
             d, _ = self.rules.grow(d, chosen)
         return found
+
+    def _is_legal(self, draft: Obs, action: Action) -> bool:
+        """Whether task type and worker are; what earlier nodes cost and take may have changed since it was chosen."""
+        of, kind = action["correction"], action["type"]
+        workers = self.rules.workers_for(draft, of, kind, action["links"])
+        return bool(at(self.rules.task_types(draft, of), kind) & at(workers, action["worker"]))
 
     def chances(self, draft: Obs, action: Action, *, explore: bool = False) -> Floats | None:
         """(W,) the probability of each worker for a node that an action adds; None where the planner's own is taken."""
@@ -83,19 +87,6 @@ class Assignment:
         if worker == current:
             return correction(rules, Correction.RETRY, 0), probability
         return correction(rules, Correction.SWITCH, worker), probability
-
-    def reassign(self, decision: LoggedDecision) -> LoggedDecision:
-        """A planning decision of another policy, with the worker that is expected to do best."""
-        action, eligible = decision.action, decision.eligible
-        if "task_type" not in action or "worker" not in action or not eligible.get("workers"):
-            return decision
-        legal = np.zeros(self.rules.workers, bool)
-        legal[list(eligible["workers"])] = True
-        name = self.rules.catalogue.task_types[action["task_type"]].name
-        chances = self.model.chances(self._names, legal, name, own=action["worker"])
-        if chances is None:
-            return decision
-        return msgspec.structs.replace(decision, action=action | {"worker": int(chances.argmax())})
 
     @property
     def _names(self) -> list[str]:

@@ -32,7 +32,7 @@ from etude.problems.workflow.experts import (
 from etude.problems.workflow.grammar import Correction, Rules, Status
 from etude.problems.workflow.hint import Subtask
 from etude.problems.workflow.office.scenarios import from_examples
-from etude.problems.workflow.plan import Limits, Plan
+from etude.problems.workflow.plan import Limits, Node, Plan
 from etude.problems.workflow.progress import Live, Progress, from_state, live_of, to_draft
 
 MAX_CHOOSERS = 128
@@ -94,10 +94,10 @@ class WorkflowDecider:
         limits: Limits,
         choosers: Choosers,
         proposes: bool = False,  # whether decisions on a first plan say how probable it is
-        reassign: Callable[[LoggedDecision], LoggedDecision] | None = None,  # gives plans of others better workers
+        assign: Callable[[Obs, Plan], Plan] | None = None,  # gives plans of others better workers
     ) -> None:
         self.version, self.catalogue, self.limits, self.choosers = version, catalogue, limits, choosers
-        self.proposes, self.reassign = proposes, reassign
+        self.proposes, self._assign = proposes, assign
         self.rules = Rules(catalogue, limits)
         self._chooser = lru_cache(MAX_CHOOSERS)(partial(choosers, self.rules))
 
@@ -160,6 +160,24 @@ class WorkflowDecider:
             share,
         )
         return None if plan is None else self.decide(request, plan=plan)
+
+    @torch.inference_mode()
+    def reassign(self, request: DecisionRequest, given: Sequence[LoggedDecision]) -> Sequence[LoggedDecision]:
+        """The decisions on a plan of another policy for the same request, with the workers that are expected to do
+        best."""
+        if self._assign is None:
+            return given
+        instruction, live, state = self.read(request)
+        draft = to_draft(self.rules, from_state(state), live, now_ms=request.at_ms)
+        nodes = [
+            Node(**node | {"dependencies": tuple(node["dependencies"])}) for node in subtasks(given, self.catalogue)
+        ]
+        plan = self._assign(draft, Plan(instruction=instruction, nodes=tuple(nodes)))
+        assigned = self.decide(request, plan=plan).logged
+        return [
+            msgspec.structs.replace(decision, action=own.action, eligible=own.eligible)
+            for decision, own in zip(given, assigned, strict=True)
+        ]
 
     def read(self, request: DecisionRequest) -> tuple[str, Sequence[Live], State]:
         """The instruction, the workers' live numbers and the state of a request."""

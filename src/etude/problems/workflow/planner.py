@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from etude.contracts.decision import Decision, DecisionRequest
 from etude.contracts.errors import PlanError
@@ -161,30 +161,35 @@ class Planner:
         return self.decider()
 
     def decider(
-        self, *, catalogue: Catalogue | None = None, limits: Limits | None = None, explore: float = 0.0
+        self,
+        *,
+        catalogue: Catalogue | None = None,
+        limits: Limits | None = None,
+        explore: float = 0.0,
+        sample_plans: bool = False,
     ) -> WorkflowDecider:
         """For executions, with its own task types, workers and limits or with these.
 
-        It plans by beam and corrects by the most probable choice. To explore, it samples as in training, and takes any
-        able worker in the share `explore` of cases.
+        It plans by beam and corrects by the most probable choice. To explore, it takes any able worker in the share
+        `explore` of cases; with `sample_plans` it also samples subtasks and links as in training, which teaches which
+        plans are right, and makes many that are not.
         """
         planner = self if catalogue is None and limits is None else self.under(catalogue, limits)
         rules = Rules(planner.catalogue, planner.limits)
-        assignment = None if self.workers is None else Assignment(model=self.workers, rules=rules)
         return WorkflowDecider(
             version=f"{self.version}{SAMPLED}" if explore else self.version,
             catalogue=planner.catalogue,
             limits=planner.limits,
-            choosers=partial(planner._chooser, explore=explore),
+            choosers=partial(planner._chooser, explore=explore, sample_plans=sample_plans),
             proposes=not explore,
-            reassign=None if assignment is None else assignment.reassign,
+            assign=None if self.workers is None else partial(self._assigned, rules),
         )
 
-    def _chooser(self, rules: Rules, instruction: str, *, explore: float) -> Chooser:
+    def _chooser(self, rules: Rules, instruction: str, *, explore: float = 0.0, sample_plans: bool = False) -> Chooser:
         policy = self._reading([instruction])
         with one_thread(only=True):
             reading = policy.read(torch.zeros(1, dtype=torch.long))
-        return _PlannerChooser(self, policy, reading, instruction, explore)
+        return _PlannerChooser(self, policy, reading, instruction, explore, sample_plans)
 
     def _reading(self, instructions: Sequence[str]) -> PlanPolicy:
         """The network in the context of these instructions."""
@@ -222,10 +227,14 @@ class _PlannerChooser:
     reading: Reading
     instruction: str
     explore: float
+    sample_plans: bool
 
     def propose(self, draft: Obs) -> Proposal | None:
         """The first plan; None where something is planned already, or where choices are sampled."""
-        if self.explore or bool(draft["length"].any() or draft["replans"].any()):
+        return None if self.explore else self._first(draft)
+
+    def _first(self, draft: Obs) -> Proposal | None:
+        if bool(draft["length"].any() or draft["replans"].any()):
             return None
         return self.planner._proposal(self.policy, draft, self.instruction, reading=self.reading)
 
@@ -240,37 +249,79 @@ class _PlannerChooser:
                 if sampling is None:
                     return [(usual, 1.0)]
                 return [explore_correction(self.policy.rules, draft, usual, self.explore, sampling)]
-        if (proposal := self.propose(draft)) is not None:
-            return [(action, 1.0) for action in self.policy.rules.actions(proposal.plan)]
+        proposal = None if self._samples_plans else self._first(draft)
+        if proposal is not None:
+            actions = self.policy.rules.actions(proposal.plan)
+            return [(a, 1.0) for a in actions] if sampling is None else self._with_workers(draft, actions, sampling)
         with one_thread(only=True):
             state = self.policy.encode_drafts(draft, self.reading)
-            action, log_prob, _ = self.policy.decide(draft, state, greedy=not self.explore, generator=rng)
+            action, log_prob, _ = self.policy.decide(draft, state, greedy=not self._samples_plans, generator=rng)
             chances = None if assignment is None else assignment.chances(draft, action, explore=sampling is not None)
-            if sampling is not None:
+            if sampling is not None and self._samples_plans:
                 return [self._sampled(draft, state, action, float(log_prob), chances, sampling)]
+        if sampling is not None:
+            return self._with_workers(draft, [action], sampling)
         if chances is not None:
             action = action | {"worker": torch.tensor([int(chances.argmax())])}
         return [(action, 1.0)]
 
+    def _with_workers(self, draft: Obs, actions: Sequence[Action], rng: Generator) -> list[tuple[Action, float]]:
+        """The actions with sampled workers, as far as the limits allow what is left of the plan: what follows is then
+        chosen again."""
+        rules, found, d = self.policy.rules, list[tuple[Action, float]](), draft
+        for action in actions:
+            if not bool(rules.task_types(d, action["correction"])[0, int(action["type"])]):
+                break
+            chosen, probability = action, 1.0
+            if int(action["type"]) < rules.types and rules.workers:
+                chances = self._worker_chances(d, action)
+                worker = torch.multinomial(chances, 1, generator=rng)
+                chosen, probability = action | {"worker": worker}, float(chances[int(worker)])
+            found.append((chosen, probability))
+            d, _ = rules.grow(d, chosen)
+        return found
+
+    def _worker_chances(self, draft: Obs, action: Action) -> Tensor:
+        """(W,) any able worker in the share `explore` of cases; else as the worker model samples, or the given one."""
+        able = self.policy.rules.workers_for(draft, action["correction"], action["type"], action["links"])[0].double()
+        learned = None if self._assignment is None else self._assignment.chances(draft, action, explore=True)
+        usual = torch.zeros_like(able) if learned is None else torch.from_numpy(learned)
+        if learned is None:
+            usual[int(action["worker"])] = able[int(action["worker"])]
+        share = self.explore if float(usual.sum()) > 0 else 1.0
+        return (1 - share) * usual + share * able / able.sum()
+
+    @property
+    def _samples_plans(self) -> bool:
+        return self.explore > 0 and self.sample_plans
+
     def _usual(self, draft: Obs) -> Action:
         """The correction by the kind of fault; what is wrong with the plan is planned again, while that is allowed."""
         rules = self.policy.rules
-        if not self.explore and int(draft["error"]) in PLAN_FAULTS and rules.corrections(draft)[0, Correction.REPLAN]:
+        if (
+            not self._samples_plans
+            and int(draft["error"]) in PLAN_FAULTS
+            and rules.corrections(draft)[0, Correction.REPLAN]
+        ):
             return correction(rules, Correction.REPLAN, 0)
         return correct_by_fault(rules, draft)
 
     def revise(self, draft: Obs, given: Sequence[Subtask], share: float) -> Plan | None:
-        """By beam, as near the given plan as it is trusted; None where choices are sampled, or where its own knowledge
+        """By beam, as near the given plan as it is trusted; None where plans are sampled, or where its own knowledge
         has not been found to make such plans better."""
-        cost = None if self.explore or self.planner.calibration is None else self.planner.calibration.hint_cost(share)
+        cost = (
+            None
+            if self._samples_plans or self.planner.calibration is None
+            else self.planner.calibration.hint_cost(share)
+        )
         if cost is None:
             return None
         plan = self._near(draft, hint_of(self.policy.rules, given, costs_of(cost)))
         return None if same_as(self.policy.rules, plan, given) else plan
 
     def replan(self, draft: Obs, before: Sequence[Subtask]) -> Plan | None:
-        """By beam, near the plan that failed; None where choices are sampled."""
-        if self.explore or self.planner.corrects:
+        """By beam, near the plan that failed; None where plans are sampled."""
+        if self._samples_plans or self.planner.corrects:
             return None
         return self._near(draft, hint_of(self.policy.rules, before, REPLAN_COSTS))
 

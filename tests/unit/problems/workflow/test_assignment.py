@@ -66,6 +66,29 @@ def test_a_plan_stays_as_it_is_where_the_limits_would_forbid_the_rest() -> None:
     assert [n.worker for n in planned(assignment(priced, Limits(max_cost_usd=1.05)), plan).nodes] == ["cheap", "cheap"]
 
 
+def test_a_plan_stays_as_it_is_where_a_later_worker_would_exceed_the_limits() -> None:
+    """A cheaper worker could still do the second subtask, but the plan has another one."""
+    priced = Catalogue(
+        task_types=(TaskType(name="count"), TaskType(name="sort")),
+        workers=(
+            Worker(name="dear", usd_per_call=1.0, task_types=("count",)),
+            Worker(name="cheap", usd_per_call=0.1),
+            Worker(name="unknown", usd_per_call=0.3, task_types=("sort",)),
+        ),
+    )
+    plan = Plan(
+        instruction="count, then sort",
+        nodes=(
+            Node(task_type="count", worker="cheap", dependencies=()),
+            Node(task_type="sort", worker="unknown", dependencies=(0,)),
+        ),
+    )
+    limits = Limits(max_cost_usd=1.2)
+    found = planned(assignment(priced, limits), plan)
+    found.check(priced, limits)
+    assert found == plan
+
+
 def failed_draft(rules: Rules, worker: int, kind: str) -> dict[str, torch.Tensor]:
     d = rules.begin(1)
     names = [t.name for t in CATALOGUE.task_types]

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import etude
 from etude.contracts.decision import Decision, DecisionRequest
 from etude.contracts.errors import CatalogueError, PlanError
 from etude.contracts.policy import SAMPLED
+from etude.problems.base import Obs
 from etude.problems.catalogue import Catalogue, TaskType, Worker
 from etude.problems.workflow.artefact import load_planner
 from etude.problems.workflow.decisions import State, StepState
@@ -178,9 +180,8 @@ def test_it_is_loaded_by_its_folder_or_a_checkpoint(run: Path) -> None:
 # Deciding for an execution
 
 
-def deciding(planner: Planner, *, explore: bool = False) -> Decision:
-    context = "Please fetch the letter, then mail it"
-    return planner.decider(explore=explore).decide(DecisionRequest(context=context, seed=5))
+def deciding(planner: Planner) -> Decision:
+    return planner.decider().decide(DecisionRequest(context="Please fetch the letter, then mail it", seed=5))
 
 
 def test_an_execution_begins_with_the_plan_that_plan_gives(planner: Planner) -> None:
@@ -193,8 +194,9 @@ def test_an_execution_begins_with_the_plan_that_plan_gives(planner: Planner) -> 
     assert planner.decide(DecisionRequest(context="Please fetch the letter, then mail it")) == made
 
 
-def test_to_explore_it_samples_and_says_how_probable_that_was(planner: Planner) -> None:
-    made = deciding(planner, explore=True)
+def test_to_explore_plans_it_samples_and_says_how_probable_that_was(planner: Planner) -> None:
+    decider = planner.decider(explore=1.0, sample_plans=True)
+    made = decider.decide(DecisionRequest(context="Please fetch the letter, then mail it", seed=5))
     assert all(decision.propensity is not None and 0 < decision.propensity < 1 for decision in made.logged)
     assert made.policy == planner.version + SAMPLED
 
@@ -202,7 +204,7 @@ def test_to_explore_it_samples_and_says_how_probable_that_was(planner: Planner) 
 def test_any_able_worker_is_tried_as_often_as_it_explores(planner: Planner) -> None:
     """The network prefers the careful worker for translations."""
     for explore in (0.5, 1.0):
-        decider, taken, said = planner.decider(explore=explore), Counter[int](), dict[int, float]()
+        decider, taken, said = planner.decider(explore=explore, sample_plans=True), Counter[int](), dict[int, float]()
         for seed in range(200):
             request = DecisionRequest(context="Please translate the letter, then mail it", seed=seed)
             first = decider.decide(request).logged[0]
@@ -215,9 +217,66 @@ def test_any_able_worker_is_tried_as_often_as_it_explores(planner: Planner) -> N
         assert min(taken.values()) / sum(taken.values()) == pytest.approx(rare, abs=0.12)
 
 
+def test_what_serves_explores_workers_and_keeps_its_plans(planner: Planner) -> None:
+    text, decider = "Please translate the letter, then mail it", planner.decider(explore=0.4)
+    best, taken = planner.decide(DecisionRequest(context=text)).action, set[str]()
+    for seed in range(30):
+        made = decider.decide(DecisionRequest(context=text, seed=seed))
+        assert [(n["task_type"], n["dependencies"]) for n in made.action] == [
+            (n["task_type"], n["dependencies"]) for n in best
+        ]
+        for node, usual, logged in zip(made.action, best, made.logged, strict=False):
+            others = len(logged.eligible["workers"])
+            assert logged.propensity == pytest.approx(0.4 / others + 0.6 * (node["worker"] == usual["worker"]))
+            taken.add(node["worker"])
+        assert made.logged[-1].propensity == 1.0  # it stops where its plan ends
+    assert len(taken) > 1
+
+
+def test_workers_that_are_explored_leave_no_plan_beyond_its_budget(planner: Planner) -> None:
+    priced = CATALOGUE
+    for worker, usd in zip(CATALOGUE.workers, (1.0, 0.1, 0.1, 0.1), strict=False):
+        priced = priced.updated(worker.name, usd_per_call=usd)
+    limits = replace(planner.limits, max_cost_usd=1.15)  # of the expensive one once, with another one
+    decider, costs = planner.decider(catalogue=priced, limits=limits, explore=1.0), set[float]()
+    for seed, example in enumerate(examples(40, seed=3)):
+        made = decider.decide(DecisionRequest(context=example.instruction, seed=seed))
+        nodes = tuple(Node(**{**node, "dependencies": tuple(node["dependencies"])}) for node in made.action)
+        Plan(instruction=example.instruction, nodes=nodes).check(priced, limits)
+        assert all(0 < (logged.propensity or 0) <= 1 for logged in made.logged)
+        costs.add(sum(w.cost_usd() for node in nodes for w in priced.workers if w.name == node.worker))
+    assert max(costs) > 1  # the budget was nearly used up
+
+
+def test_a_plan_of_another_policy_gets_better_workers_and_stays_its_plan(planner: Planner) -> None:
+    request = DecisionRequest(context="Please translate the letter, then mail it")
+    given = planner.decide(request)
+    others = [msgspec.structs.replace(logged, policy="other") for logged in given.logged]
+    wanted = [  # another able worker where there is one
+        max(logged.eligible["workers"], key=lambda worker, own=logged.action["worker"]: worker != own)
+        for logged in others[:-1]
+    ]
+
+    def assign(draft: Obs, plan: Plan) -> Plan:
+        named = zip(plan.nodes, wanted, strict=True)
+        nodes = tuple(msgspec.structs.replace(node, worker=CATALOGUE.workers[i].name) for node, i in named)
+        return msgspec.structs.replace(plan, nodes=nodes)
+
+    decider = planner.decider()
+    assert decider.reassign(request, others) == others  # it has learned nothing about workers
+    decider._assign = assign
+    found = decider.reassign(request, others)
+    assert wanted != [logged.action["worker"] for logged in others[:-1]]
+    assert [logged.action for logged in found] == [
+        *(logged.action | {"worker": i} for logged, i in zip(others, wanted, strict=False)),
+        others[-1].action,
+    ]
+    assert {logged.policy for logged in found} == {"other"}
+
+
 def test_the_probability_of_a_structure_is_how_often_it_is_sampled(planner: Planner) -> None:
     text = "Please fetch the letter, then translate it, then mail it"
-    decider, made = planner.decider(explore=0.1), list[Plan]()
+    decider, made = planner.decider(explore=0.1, sample_plans=True), list[Plan]()
     for seed in range(400):
         found = decider.decide(DecisionRequest(context=text, seed=seed)).action
         nodes = tuple(Node(task_type=n["task_type"], dependencies=tuple(n["dependencies"])) for n in found)
@@ -249,7 +308,7 @@ def test_from_many_threads_it_decides_as_from_one(planner: Planner) -> None:
     turned = Catalogue(task_types=CATALOGUE.task_types[::-1], workers=CATALOGUE.workers[::-1])
     fewer = CATALOGUE.withdrawn("careful")
     deciders = [
-        planner.decider(catalogue=catalogue, explore=explore)
+        planner.decider(catalogue=catalogue, explore=explore, sample_plans=True)
         for catalogue in (CATALOGUE, turned, fewer)
         for explore in (False, True)
     ]
@@ -261,7 +320,10 @@ def test_from_many_threads_it_decides_as_from_one(planner: Planner) -> None:
     ]
     alone = [decider.decide(request) for decider, request in asked]
     assert len({str(decision.action) for decision in alone}) > 20
-    again = {id(one): planner.decider(catalogue=one.catalogue, explore=SAMPLED in one.version) for one in deciders}
+    again = {
+        id(one): planner.decider(catalogue=one.catalogue, explore=SAMPLED in one.version, sample_plans=True)
+        for one in deciders
+    }
     with ThreadPoolExecutor(8) as threads:  # with deciders that have read nothing yet
         found = list(threads.map(lambda one: again[id(one[0])].decide(one[1]), asked * 2))
     assert found == alone * 2
