@@ -32,6 +32,8 @@ HELD_OUT = 1500
 """Queries that no traffic has."""
 FIRST = 3000
 """Uniform choices before the first policy, of which it learns from a sixth; the others judge it."""
+HALF_LIFE = 6000
+"""Rows, a day of traffic, after which a past row counts half."""
 PRICES, QUALITY, CHANGED = 0.15, 0.15, 2
 """Standard deviations per cycle of the logarithm of prices, and of the quality factor of some models; and how many."""
 
@@ -46,6 +48,7 @@ class ChoiceWorld:
         self.held_out, self.traffic = order[:HELD_OUT], order[HELD_OUT:]
         self.names = [option["name"] for option in data.options]
         self.drift(-1)
+        self.budget = float(self.cost[self.traffic][:, self.offered].mean())
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -55,7 +58,12 @@ class ChoiceWorld:
                 "policies": {NAME: "served"},
                 "decide_timeout_ms": 60000.0,
             },
-            "choice": {"explore": "epsilon", "epsilon": EPSILON, "quality_weight": 0.97},
+            "choice": {
+                "explore": "epsilon",
+                "epsilon": EPSILON,
+                "half_life_rows": HALF_LIFE,
+                "max_mean_cost_usd": self.budget,
+            },
             "release": {"gates": {"min_propensity": EPSILON / OFFERED}},
         }
 
@@ -145,7 +153,9 @@ class ChoiceWorld:
         logged = max(means, key=lambda i: means[i]) if means else self.offered[0]
         hindsight = max(self.offered, key=lambda i: self.success[self.held_out, i].mean())
         best = self.success[self.held_out][:, self.offered].max(1).mean()
+        mean = {"success": self.success, "cost_usd": self.cost}
         return {
+            "no policy": {key: float(x[self.held_out][:, self.offered].mean()) for key, x in mean.items()},
             "best mean in the logs": self._single(logged),
             "best single option": self._single(hindsight),
             "oracle": {"success": float(best), "cost_usd": float("nan")},

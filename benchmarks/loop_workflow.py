@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from datetime import datetime, timedelta
+from functools import cached_property
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from office_logs import Bench, settings
 from workflow_loop import FEW
 
 import etude
+from etude.bootstrap.clock import set_clock
 from etude.bootstrap.experience import collector
 from etude.bootstrap.release import served_policy, settings_here
 from etude.contracts.trajectory import Trajectory
@@ -56,11 +61,25 @@ class Publisher:
         self.clock.advance(self.seconds)
 
 
-class WorkflowWorld:
-    slot, per_day, batch = SLOT, 1000, 125
+class _Clock:
+    """The simulated time of a process that serves."""
 
-    def __init__(self, seed: int) -> None:
+    now: datetime
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+class WorkflowWorld:
+    slot, per_day, batch = SLOT, 1200, 300
+
+    def __init__(self, seed: int, *, processes: int = 1) -> None:
+        """Traffic is served by this many processes."""
         torch.set_num_threads(1)
+        self.processes = processes
         self.seed, self.chosen = seed, settings(seed)
         self.bench = Bench(seed=seed, policy="flawed", chosen=self.chosen)
         assert self.bench.place.config is not None
@@ -71,14 +90,14 @@ class WorkflowWorld:
     def settings(self) -> dict[str, Any]:
         return {
             "experience": {"reward_version": 4, "explore": EXPLORE},
-            "loop": {"threshold": 1000},
+            "loop": {"threshold": 1200},
             "release": {"gates": {"first_needs_evidence": False}},  # the first planner imitates, it has no logs
             "run": {"threads": 1, "device": "cpu"},
         }
 
     def drift(self, cycle: int) -> str:
         """The office after all drifts up to this cycle, which depends on the seed alone."""
-        rng = np.random.default_rng([self.seed, 2])
+        self.cycle, rng = cycle, np.random.default_rng([self.seed, 2])
         base = self.bench.office
         catalogue = base.catalogue
         skill = np.array(base.skill)[: len(catalogue.task_types), : len(catalogue.workers)]
@@ -112,7 +131,7 @@ class WorkflowWorld:
         office.skill, office.exists = skill.tolist(), [True] * len(priced)
         office.rules = Rules(office.catalogue, self.limits)
         self.office: Office = office
-        self._serving: Orchestrator | None = None
+        self._serving: tuple[Any, SimulatedCrew] | None = None
         return said
 
     def first(self, loop: Coordinator, clock: Any) -> str:
@@ -127,16 +146,38 @@ class WorkflowWorld:
         return str(run)
 
     def serve(self, number: int, clock: Any) -> list[dict[str, float]]:
+        """By all processes: each takes every n-th task, at its time."""
+        texts, seconds, n = (
+            self.office.scenarios.instructions[: -2 * self.held_out],
+            86400 / self.per_day,
+            self.processes,
+        )
+        chosen = [texts[(self.count + i) % len(texts)] for i in range(number)]
+        for i, server in enumerate(self._servers):
+            start = clock() + timedelta(seconds=i * seconds)
+            server.send((self.cycle, chosen[i::n], start, n * seconds, self.count + i * number))
+        self.count += number
+        clock.advance(number * seconds)
+        return [found for server in self._servers for found in server.recv()]
+
+    @cached_property
+    def _servers(self) -> list[Connection]:
+        context, found = get_context("spawn"), []
+        for _ in range(self.processes):
+            ours, theirs = context.Pipe()
+            context.Process(target=_serve, args=(self.seed, theirs), daemon=True).start()
+            found.append(ours)
+        return found
+
+    def carry_out(self, texts: Sequence[str], clock: Any, seconds: float, first: int) -> list[dict[str, float]]:
+        """In this process, by what serves."""
         if self._serving is None:
             served = served_policy(SLOT, settings_here(Path("etude.yaml")))
             decider = served.decider(catalogue=self.office.catalogue, limits=self.limits, explore=EXPLORE)
-            crew = SimulatedCrew(self.office, seed=self.seed)
-            log = Publisher(clock, 86400 / self.per_day)
-            self._serving = Orchestrator(decider, crew, log=log, seed=self.seed)
-        texts = self.office.scenarios.instructions[: -2 * self.held_out]
-        chosen = [texts[(self.count + i) % len(texts)] for i in range(number)]
-        self.count += number
-        results = run_virtually(self._serving.execute_all(chosen))
+            self._serving = decider, SimulatedCrew(self.office, seed=first)
+        decider, crew = self._serving
+        orchestrator = Orchestrator(decider, crew, log=Publisher(clock, seconds), seed=10**6 * self.seed + first)
+        results = run_virtually(orchestrator.execute_all(texts))
         return [_measured(result.trajectory) for result in results]
 
     def measure(self, registry: Registry, version: str) -> dict[str, float]:
@@ -155,6 +196,17 @@ class WorkflowWorld:
 
     def baselines(self) -> dict[str, dict[str, float]]:
         return {}
+
+
+def _serve(seed: int, asked: Connection) -> None:
+    """A process that serves: tasks in, outcomes out."""
+    world, clock = WorkflowWorld(seed), _Clock()
+    set_clock(clock)
+    while True:
+        cycle, texts, clock.now, seconds, first = asked.recv()
+        if cycle != world.cycle:
+            world.drift(cycle)
+        asked.send(world.carry_out(texts, clock, seconds, first))
 
 
 def _logit(p: np.ndarray) -> np.ndarray:

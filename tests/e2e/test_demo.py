@@ -88,7 +88,8 @@ def test_demo_promotes_on_proof_and_rolls_back_on_harm(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "demo"
     page = (run / "report.html").read_text("utf-8")
     HTMLParser().feed(page)
-    for part in ("policies", "promoted-steps", "promoted-safety", "rolled-back-harm", "rolled-back-effect"):
+    charts = ("rolled-back-harm", "rolled-back-effect") if back[2] != "0" else ()  # its first errors may be enough
+    for part in ("policies", "promoted-steps", "promoted-safety", "rolled-back-steps", *charts):
         assert f'id="{part}"' in page
     assert "unaltered" in etude("audit", "verify", cwd=run)
     log = etude("audit", "log", "choice:model", cwd=run)

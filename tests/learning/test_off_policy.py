@@ -16,12 +16,15 @@ from etude.learning.logged import Logged
 from etude.learning.off_policy import (
     DM,
     DR,
+    FQE,
     IS,
     SNIPS,
+    SWITCH,
     Answer,
     OffPolicyEvaluation,
     evaluate_off_policy,
 )
+from etude.problems.base import Action, Evaluation, Obs
 from tests.learning.test_logged import CHOICES, KINDS, Small, best, by, legal, mostly_greedy, play, untrained
 from tests.learning.test_logged_overlap import sharpened, shuffled
 
@@ -189,6 +192,49 @@ def test_rows_and_json_have_every_estimate(draws: Sequence[Logged]) -> None:
     assert result["answer"] == found.answer
     assert result["overlap"]["verdict"] == "pass"
     assert result["estimates"][DR]["ci95"] == [found.estimates[DR].low, found.estimates[DR].high]
+
+
+def first_decisions(logs: Logged) -> Logged:
+    """The same rewards, as if only the first decision had been the policy's."""
+    return replace(
+        logs,
+        obs={name: x[::2] for name, x in logs.obs.items()},
+        action={"choice": logs.action["choice"][::2]},
+        log_propensity=logs.log_propensity[::2],
+        trajectory=logs.trajectory[::2],
+        eligible=logs.eligible[::2],
+    )
+
+
+def test_where_trajectories_are_one_decision_heavy_weights_may_be_left_to_the_model(draws: Sequence[Logged]) -> None:
+    logs, policy = first_decisions(draws[0]), improved(8.0)
+    assert [name for name, *_ in judged(policy, logs).rows()][-2:] == [SWITCH, "difference"]
+    light, heavy = (judged(policy, logs, limits=Thresholds(heavy=heavy)) for heavy in (1000.0, 2.0))
+    assert light.weight.max() > 2
+    assert light.estimates[SWITCH] == light.estimates[DR]
+    assert heavy.estimates[SWITCH].error < 0.9 * heavy.estimates[DR].error
+    assert heavy.estimates[SWITCH].mean != heavy.estimates[DR].mean
+
+
+class Expecting(Small):
+    """Says what it expects of an action: whether it is right, which half of the reward is about."""
+
+    def evaluate(self, obs: Obs, action: Action) -> Evaluation:
+        found, right = super().evaluate(obs, action), best(obs["kind"], obs["step"], obs["first"])
+        value = self._read(obs)[0].exp().gather(1, right[:, None])[:, 0]
+        return replace(found, value=value, advantage=(action["choice"] == right).float() - value)
+
+
+def test_where_actions_have_an_expected_reward_no_weights_are_needed(draws: Sequence[Logged]) -> None:
+    policy = improved(8.0)
+    policy.__class__ = Expecting
+    found = [judged(policy, logs) for logs in draws[:20]]
+    assert [name for name, *_ in found[0].rows()][-2:] == [FQE, "difference"]
+    assert np.mean([e.estimates[FQE].mean for e in found]) == pytest.approx(true_value(policy), abs=0.04)
+    spread = {name: np.std([e.estimates[name].mean for e in found]) for name in (FQE, IS)}
+    assert spread[FQE] < 0.7 * spread[IS]
+    no_decision = replace(draws[0], trajectory=draws[0].trajectory.clamp(max=798))
+    assert FQE not in judged(policy, no_decision).estimates
 
 
 def test_thresholds_are_settings(draws: Sequence[Logged]) -> None:

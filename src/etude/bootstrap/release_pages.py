@@ -11,6 +11,7 @@ from etude.contracts.errors import ReleaseError
 from etude.contracts.release import ReleaseEntry
 from etude.evidence.looks import looks
 from etude.release.canary import entered, new_evidence
+from etude.release.fairness import release_fairness
 from etude.release.registry import Registry
 from etude.reports.release import ReleaseFacts
 
@@ -37,5 +38,10 @@ def release_facts(
         kept = registry.attached(spec.candidate, REPORT)
         gates = {"": json.loads(kept)} if kept is not None else {}
     return ReleaseFacts(
-        spec=spec, config=evidence.config, steps=steps, looks=looks(evidence, units, at=decided), gates=gates
+        spec=spec,
+        config=evidence.config,
+        steps=steps,
+        looks=looks(evidence, units, at=decided),
+        gates=gates,
+        fairness=release_fairness(entries),
     )

@@ -19,6 +19,7 @@ from etude.cli.options import ConfigFile
 from etude.cli.release_options import AsJson, By, actor
 from etude.contracts.errors import ConfigError, ReleaseError
 from etude.contracts.release import Entry, Exposure
+from etude.release.fairness import release_fairness
 from etude.release.start import CanaryConfig
 from etude.release.strategy import Strategy
 
@@ -200,6 +201,7 @@ def _evidence(opened: Release, slot: str, exposure: Exposure) -> dict[str, Any]:
         "reason": finding.reason + ("; it waits for an approval" if waits else ""),
         "crossings": [crossing._asdict() for crossing in finding.decided_by],
         "shadow": asdict(opened.controller.shadow(kept.spec)),
+        "fairness": {arm: found.to_json() for arm, found in release_fairness(kept.ledger.entries()).items()},
     }
 
 
@@ -231,11 +233,7 @@ def _print_status(found: dict[str, Any], screen: Console) -> None:
         )
     if evidence["units"]:
         effect = evidence["effect"]
-        shown = (
-            f"difference {effect['mean']:+.3f} [{effect['ci95'][0]:+.3f}, {effect['ci95'][1]:+.3f}]"
-            if effect and effect["ci95"]
-            else ""
-        )
+        shown = f"difference {_difference(effect)}" if effect and effect["ci95"] else ""
         screen.print(f"  {evidence['units']:,} units, {evidence['candidates']:,} on the candidate  {shown}")
         rows = [
             [
@@ -246,4 +244,24 @@ def _print_status(found: dict[str, Any], screen: Console) -> None:
             for crossing in evidence["crossings"]
         ]
         screen.print(table("evidence", "e-value", "needed", rows=rows, right=("e-value", "needed")))
+    if evidence["fairness"]:
+        before = {one["group"]: _difference(one["difference"]) for one in evidence["fairness"]["incumbent"]["groups"]}
+        rows = [
+            [
+                escape(one["group"]),
+                f"{one['count']:,}",
+                _difference(one["difference"]),
+                before.get(one["group"], "–"),
+                one["verdict"],
+            ]
+            for one in evidence["fairness"]["candidate"]["groups"]
+        ]
+        heads = ("group", "units", "difference to the rest", "on the incumbent", "fairness")
+        screen.print(table(*heads, rows=rows, right=("units",)))
     screen.print(f"  {escape(evidence['reason'])}", soft_wrap=True)
+
+
+def _difference(estimate: dict[str, Any]) -> str:
+    if estimate["mean"] is None:
+        return "–"
+    return f"{estimate['mean']:+.3f} [{estimate['ci95'][0]:+.3f}, {estimate['ci95'][1]:+.3f}]"

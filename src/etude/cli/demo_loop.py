@@ -402,7 +402,9 @@ def write_demo_report(
 def _tiles(stages: Stages, first: str, good: ReleaseFacts, bad: ReleaseFacts) -> list[Tile]:
     users, look, harm = stages.users, good.at_decision(), bad.at_decision()
     assert look is not None
-    assert harm is not None
+    until = "closed units: its first errors were enough"
+    if harm is not None:
+        until = f"units, {whole(harm.candidates)} of them its own"
     exposed = users.chosen[bad.spec.candidate].total()
     before, after, failing = (users.solved_share(v) for v in (first, good.spec.candidate, bad.spec.candidate))
     return [
@@ -413,7 +415,7 @@ def _tiles(stages: Stages, first: str, good: ReleaseFacts, bad: ReleaseFacts) ->
             "first",
         ),
         Tile("promoted after", whole(look.units), f"units, {whole(look.candidates)} of them its own"),
-        Tile("rolled back after", whole(harm.units), f"units, {whole(harm.candidates)} of them its own"),
+        Tile("rolled back after", whole(0 if harm is None else harm.units), until),
         Tile("harmful policy", plural(exposed, "user"), f"saw it; {percent(failing)} of their queries were solved"),
     ]
 
@@ -447,9 +449,10 @@ def promotion_text(facts: ReleaseFacts) -> str:
 
 
 def rollback_text(facts: ReleaseFacts) -> str:
-    look = facts.at_decision()
-    assert look is not None
+    look, candidate = facts.at_decision(), f"{facts.spec.candidate}, which learned to fail,"
+    if look is None:  # errors count after a minute, other units when their window closes
+        return f"{candidate} was rolled back on its first errors, before the window of any unit had closed."
     return (
-        f"{facts.spec.candidate}, which learned to fail, was rolled back after {whole(look.units)} units, "
+        f"{candidate} was rolled back after {whole(look.units)} units, "
         f"{whole(look.candidates)} of them its own: the difference of rewards was {signed(look.effect.mean, 2)}."
     )

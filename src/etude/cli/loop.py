@@ -24,6 +24,7 @@ from etude.contracts.subjects import TRAJECTORIES
 from etude.experience.ingest import GROUP as INGEST
 from etude.loop.coordinator import Coordinator, Tick
 from etude.loop.coordinator import run as run_coordinator
+from etude.loop.exploration import DAYS, explored
 
 app = typer.Typer(no_args_is_help=True, help="Run the whole loop: collect, train when due, gate, release.")
 
@@ -69,15 +70,23 @@ def run(
 
 @app.command()
 def status(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Show who leads, what runs, and what each slot waits for. It changes nothing."""
+    """Show who leads, what each slot waits for, and how much it explores. It changes nothing."""
     with open_loop(config) as loop:
-        leader = loop.leader.leader()
+        leader, now, version = loop.leader.leader(), loop.clock(), loop.reward_version
+        with console(stderr=True).status("reading the decisions of the last days"):
+            explores = {slot: explored(loop.store, slot, until=now, version=version) for slot in loop.slots()}
         if as_json:
-            print_json({"leader": leader and leader.owner, "waits": loop.waits()})
+            exploration = {slot: found.to_json() for slot, found in explores.items()}
+            print_json({"leader": leader and leader.owner, "waits": loop.waits(), "exploration": exploration})
             return
         screen = console()
         screen.print(f"the loop is run by {escape(leader.owner)}" if leader else "no loop is running")
         print_waits(loop, screen)
+        for slot, found in explores.items():
+            if found.count:
+                screen.print(f"{escape(slot)} explored in the last {DAYS:g} days: {found}", soft_wrap=True)
+            for name, sentence in found.warnings.items():
+                print_warning(escape(f"{slot}: {name}: {sentence}"), screen)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from msgspec import Meta, Struct
 
@@ -156,6 +156,8 @@ class SlotDay(Struct, frozen=True, kw_only=True, omit_defaults=True):
     turns: float | None = None
     """Turns per trajectory."""
     mean_cost_usd: float | None = None
+    exploration: dict[str, Any] = {}
+    """Exploration health of the last days, with named warnings; empty if no decision lists its options."""
 
 
 class DaySummary(Struct, frozen=True, kw_only=True):

@@ -5,17 +5,18 @@ Logs of a policy that does not explore can judge no other policy; these numbers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 from annotated_types import Ge, Gt, Le
-from numpy.typing import ArrayLike
 
 from etude.contracts.errors import DataError
-from etude.evidence.overlap import effective_sample_size
+
+DAY = timedelta(days=1)
 
 
 class Concern(StrEnum):
@@ -25,6 +26,15 @@ class Concern(StrEnum):
     PROPENSITY = "small propensity"
     SAMPLE_SIZE = "effective sample size of the uniform policy"
     UNTRIED = "options not tried"
+
+
+class TakenOption(NamedTuple):
+    """A logged decision: which option was taken among which, and with what probability."""
+
+    time: datetime
+    option: str
+    options: Sequence[str]
+    propensity: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +64,12 @@ class Exploration:
     untried: tuple[str, ...]
     warnings: Mapping[Concern, str]  # a sentence each
 
+    def __str__(self) -> str:
+        return (
+            f"{self.count:,} decisions, {self.certain_share:.0%} without exploration, smallest propensity "
+            f"{self.least_propensity:.2g}, effective sample size of the uniform policy {self.uniform_ess:.0f} per 1,000"
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "count": self.count,
@@ -65,39 +81,69 @@ class Exploration:
         }
 
 
-def check_exploration(
-    propensity: ArrayLike,
-    entropy: ArrayLike,
-    options: ArrayLike,
-    untried_days: Mapping[str, float],
-    thresholds: ExplorationThresholds,
-) -> Exploration:
-    """Checks decisions, (decisions,) each: propensity of the action taken, entropy in nats, number of eligible options.
+def check_exploration(decisions: Iterable[TakenOption], thresholds: ExplorationThresholds) -> Exploration:
+    """Checks decisions in the order of time, in one pass; those with a single option are left out.
 
-    Decisions with a single option are left out. `untried_days` has the days since each option was last tried.
+    An option is untried since it was last taken, or first offered. Options that were not offered on the last day are
+    gone.
     """
-    p, h, k = (np.asarray(x, float) for x in (propensity, entropy, options))
-    if len(p) and not (p.min() > 0 and p.max() <= 1):
-        raise DataError(f"propensities are {p.min():g} … {p.max():g}: expected all in (0, 1]")
-    t, choice = thresholds, k >= 2
-    p, h, k = p[choice], h[choice], k[choice]
-    count = len(p)
-    certain = float((h < t.certain_entropy).mean()) if count else 0.0
-    least = float(p.min()) if count else 0.0
-    ess = 1000 * effective_sample_size(1 / (k * p)) / count if count else 0.0
-    untried = tuple(sorted(name for name, days in untried_days.items() if days > t.max_untried_days))
-    found: dict[Concern, str] = {}
+    count = certain = 0
+    total = squares = 0.0  # of the uniform policy's weights
+    least = 1.0
+    since, offered, last = dict[str, datetime](), dict[str, datetime](), None
+    for time, option, options, p in decisions:
+        if not 0 < p <= 1:
+            raise DataError(f"the propensity of {option!r} is {p:g}: expected a probability in (0, 1]")
+        if len(options) < 2:
+            continue
+        count, least, last, weight = count + 1, min(least, p), time, 1 / (len(options) * p)
+        certain += largest_entropy(p, len(options)) < thresholds.certain_entropy
+        total, squares = total + weight, squares + weight * weight
+        offered.update(dict.fromkeys(options, time))
+        for name in options:
+            since.setdefault(name, time)
+        if option in since:  # else it was taken without being offered
+            since[option] = time
+    if last is None:
+        return Exploration(count=0, certain_share=0.0, least_propensity=0.0, uniform_ess=0.0, untried=(), warnings={})
+    longest = thresholds.max_untried_days * DAY
+    untried = sorted(name for name, time in since.items() if last - time > longest and last - offered[name] <= DAY)
+    share, ess = certain / count, 1000 * total**2 / squares / count
+    return Exploration(
+        count=count,
+        certain_share=share,
+        least_propensity=least,
+        uniform_ess=ess,
+        untried=tuple(untried),
+        warnings=_warnings(count, share, least, ess, untried, thresholds),
+    )
+
+
+def largest_entropy(propensity: float, options: int) -> float:
+    """The largest entropy in nats that a decision can have had: only the option taken has a logged probability.
+
+    It is that of a policy that gives all others the same: exact for two options, and nearly so for one that is almost
+    certain.
+    """
+    rest = 1 - propensity
+    return -propensity * math.log(propensity) - (rest * math.log(rest / (options - 1)) if rest > 0 else 0.0)
+
+
+def _warnings(
+    count: int, certain: float, least: float, ess: float, untried: Sequence[str], thresholds: ExplorationThresholds
+) -> dict[Concern, str]:
+    t, found = thresholds, dict[Concern, str]()
     if certain > t.max_certain_share:
         found[Concern.CERTAIN] = (
             f"{certain:.0%} of {count:,} decisions have an entropy below {t.certain_entropy:g}, more than "
             f"{t.max_certain_share:.0%}: raise the exploration"
         )
-    if count and least < t.min_propensity:
+    if least < t.min_propensity:
         found[Concern.PROPENSITY] = (
             f"the smallest propensity logged is {least:.2g}, below {t.min_propensity:g}: one decision weighs as much "
             f"as {1 / least:,.0f}; raise the smallest probability of an option"
         )
-    if count and ess < t.min_ess:
+    if ess < t.min_ess:
         found[Concern.SAMPLE_SIZE] = (
             f"1,000 decisions judge the uniform policy like {ess:.0f}, below {t.min_ess:g}: the logs say too little "
             "about other policies"
@@ -107,6 +153,4 @@ def check_exploration(
             f"{len(untried)} options were not tried for more than {t.max_untried_days:g} days: {', '.join(untried[:5])}"
             + (" …" if len(untried) > 5 else "")
         )
-    return Exploration(
-        count=count, certain_share=certain, least_propensity=least, uniform_ess=ess, untried=untried, warnings=found
-    )
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +19,7 @@ from etude.evidence.overlap import Verdict
 from etude.evidence.sequences import empirical_bernstein
 
 Mask = NDArray[np.bool_]
+MAX_GROUPS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +66,19 @@ class Fairness:
 
 
 def check_fairness(
-    score: ArrayLike, groups: ArrayLike, thresholds: FairnessThresholds, *, weight: ArrayLike | None = None
+    score: ArrayLike, groups: Sequence[str | None], thresholds: FairnessThresholds, *, weight: ArrayLike | None = None
 ) -> Fairness:
     """Whether each group's success is as good as that of the rest, for scores in [0, 1] in the order of assignment.
 
-    In a canary the units are the candidate's. Off-policy, `weight` is π(a|x)/μ(a|x).
+    In a canary the units are the candidate's. Off-policy, `weight` is π(a|x)/μ(a|x). Units of no group (None) and of
+    any but the largest MAX_GROUPS groups are in the rest alone.
     """
-    y, names = np.asarray(score, float), np.asarray(groups)
+    y, names = np.asarray(score, float), np.array(groups, object)
     if len(y) and not (y.min() >= 0 and y.max() <= 1):
         raise DataError(f"scores are {y.min():g} … {y.max():g}: expected all in [0, 1]")
     w = None if weight is None else np.asarray(weight, float)
-    found = tuple(_compare(str(group), y, w, names == group, thresholds) for group in np.unique(names))
+    largest = Counter(group for group in groups if group is not None).most_common(MAX_GROUPS)
+    found = tuple(_compare(group, y, w, names == group, thresholds) for group in sorted(dict(largest)))
     verdicts = {group.verdict for group in found}
     order = (Verdict.FAIL, Verdict.CANNOT_TELL, Verdict.PASS)
     return Fairness(verdict=next((v for v in order if v in verdicts), Verdict.CANNOT_TELL), groups=found)

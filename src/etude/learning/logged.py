@@ -139,10 +139,12 @@ def evaluated(policy: Policy, logged: Logged, *, minibatch: int, learns: bool = 
     rows = torch.arange(len(logged), device=logged.trajectory.device)
     found = [policy.evaluate(*logged.at(some)) for some in rows.split(minibatch)]
     log_prob = torch.cat([e.log_prob for e in found])
+    advantages = [e.advantage for e in found if e.advantage is not None]
     return Evaluation(
         log_prob=possible(log_prob) if learns else log_prob,
         entropy=torch.cat([e.entropy for e in found]),
         value=torch.cat([e.value for e in found]),
+        advantage=torch.cat(advantages) if len(advantages) == len(found) else None,
     )
 
 

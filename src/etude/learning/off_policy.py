@@ -3,8 +3,10 @@
 Only the reward of a whole trajectory is known, and a trajectory has several decisions. So a trajectory is one sample,
 its importance weight is the product of its decisions' ratios π/μ, and importance sampling per decision equals that per
 trajectory. The doubly robust estimate is the sequential one, with a value of states V(s) fitted to other contexts: it
-needs only `Policy.evaluate` of a problem, and stays unbiased because V does not depend on the action. The
-sampling policy is judged, not its most probable actions.
+needs only `Policy.evaluate` of a problem, and stays unbiased because V does not depend on the action. Where each
+trajectory is one decision, Switch-DR shows what heavy weights contribute; where there are several and the policy says
+what it expects of each action, fitted Q evaluation needs no weights at all. The sampling policy is judged, not its most
+probable actions.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from torch import Tensor
 
 from etude.contracts.errors import DataError
 from etude.evidence.intervals import Array, Estimate, estimate_mean
-from etude.evidence.ope import dm, folds, per_decision_is, sequential_dr_samples, weighted_is
+from etude.evidence.ope import dm, folds, fqe, per_decision_is, sequential_dr_samples, switch_dr, weighted_is
 from etude.evidence.overlap import Overlap, Thresholds, Verdict, check_overlap
 from etude.learning.logged import Logged, Shards, evaluated
 from etude.problems.base import Policy
 
 DR, SNIPS, IS, DM = "doubly robust", "weighted importance sampling", "importance sampling", "direct method"
+SWITCH, FQE = "switch doubly robust", "fitted Q evaluation"
 FOLDS = 3
 """Parts of the contexts; the value of each is predicted by a model fitted to the others."""
 MINIBATCH = 1024
@@ -114,6 +117,11 @@ def evaluate_off_policy(policy: Policy, shards: Shards, thresholds: Thresholds |
         IS: per_decision_is(ratio, reward, d.context),
         DM: dm(np.where(decided, state_value[:, 0], d.reward), d.context),
     }
+    if d.shape[1] == 1:
+        first = state_value[:, 0]
+        estimates[SWITCH] = switch_dr(ratio[:, 0], d.reward, first, first, threshold=limits.heavy, groups=d.context)
+    elif d.advantage is not None and decided.all():
+        estimates[FQE] = fqe(*d.action_features(d.advantage), reward, fold=fold, groups=d.context)
     overlap = check_overlap(
         ratio.prod(1),
         {name: estimates[name] for name in (DM, SNIPS, DR)},
@@ -145,6 +153,7 @@ class _Data:
 
     ratio: Array  # (N,)
     value: Array  # (N,) of states, as the policy itself expects
+    advantage: Array | None  # (N,) of actions, as the policy itself expects, if it does
     features: Array  # (N, F) of states, before the decision
     trajectory: np.ndarray  # (N,)
     lengths: np.ndarray  # (M,)
@@ -166,6 +175,16 @@ class _Data:
         table[self.trajectory, self.position] = x
         return table
 
+    def action_features(self, advantage: Array) -> tuple[Array, Array]:
+        """(M, steps, 4) φ(s, a) = (1, V, A, past) and E_π[φ(s, a)] = (1, V, 0, past), as the policy expects them.
+
+        The past is V + A of all decisions before: the reward is paid at the end, and what follows from an early
+        decision has to be in the states after it.
+        """
+        one, value, own = (self.padded(x) for x in (np.ones_like(self.value), self.value, advantage))
+        past = one * ((value + own).cumsum(1) - value - own)
+        return np.stack([one, value, own, past], 2), np.stack([one, value, np.zeros_like(own), past], 2)
+
 
 def _positions(trajectory: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     first = lengths.cumsum() - lengths
@@ -174,7 +193,8 @@ def _positions(trajectory: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _read(policy: Policy, shards: Shards) -> _Data:
-    log_ratios, values, features, trajectories, lengths, rewards, contexts = [], [], [], [], [], [], []
+    log_ratios, values, advantages, features = [], [], list[Array](), []
+    trajectories, lengths, rewards, contexts = [], [], [], []
     count = number = 0
     for logged in shards():
         logged.check()
@@ -183,6 +203,7 @@ def _read(policy: Policy, shards: Shards) -> _Data:
         log_prob, value = (x.flatten(1).sum(1) if x.dim() > 1 else x for x in (now.log_prob, now.value))  # of all parts
         log_ratios.append(_array(log_prob) - _array(logged.log_propensity))
         values.append(_array(value))
+        advantages += [] if now.advantage is None else [_array(now.advantage)]
         features.append(_features(logged, values[-1], _positions(own, length)))
         trajectories.append(own + count)
         contexts.append(np.unique(context, return_inverse=True)[1] + number)
@@ -199,6 +220,7 @@ def _read(policy: Policy, shards: Shards) -> _Data:
         # products along a trajectory and their squares stay finite; weights this large are heavy in any case
         ratio=np.exp(log_ratio.clip(max=min(20.0, 300 / max(1, int(length.max()))))),
         value=np.concatenate(values),
+        advantage=np.concatenate(advantages) if len(advantages) == len(values) else None,
         features=np.concatenate([np.concatenate([part[name] for name in shared], 1) for part in features]),
         trajectory=np.concatenate(trajectories),
         lengths=length,

@@ -13,6 +13,7 @@ from etude.contracts.query import Where
 from etude.contracts.release import Entry
 from etude.contracts.store import ExperienceStore, Group
 from etude.files.durable import make_folder, replace_file
+from etude.loop.exploration import explored
 
 Render = Callable[[DaySummary | Job, Path], object]
 """Function that writes the page of a summary or a job."""
@@ -57,12 +58,14 @@ def _slot_day(slot: str, day: datetime, end: datetime, store: ExperienceStore, v
     stats = store.stats(Where(problem=slot, since=day, until=end), version=version)
     known = [group for group in stats.groups if group.success is not None]
     decided = sum(group.count for group in known)
+    exploration = explored(store, slot, until=end, version=version)
     return SlotDay(
         trajectories=stats.trajectories,
         mean_reward=stats.mean_reward,
         success=sum(group.count for group in known if group.success) / decided if decided else None,
         turns=stats.turns / stats.trajectories if stats.trajectories else None,
         mean_cost_usd=_mean_cost(stats.groups),
+        exploration=exploration.to_json() if exploration.count else {},
     )
 
 

@@ -69,6 +69,7 @@ class Evaluation:
     log_prob: Tensor  # (n,) or (n, parts)
     entropy: Tensor  # (n,) or (n, parts)
     value: Tensor  # (n,) or (n, parts)
+    advantage: Tensor | None = None  # (n,) what the action is expected to earn beyond the policy's mean, where known
 
 
 class Policy(Protocol):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from etude.contracts.formats import Format, duration, percent, plain, usd, whole
 from etude.contracts.jobs import DaySummary, Job, JobState
@@ -11,6 +12,10 @@ from etude.reports.blocks import Section, Tile, View, table
 from etude.reports.page import Page
 
 NONE = "–"
+EXPLORATION = (
+    "Decisions of the last 8 days that list their options. The effective sample size is that of the uniform policy per "
+    "1,000 decisions: how much they say about other policies."
+)
 
 
 def loop_page(content: DaySummary | Job, path: Path) -> Path:
@@ -32,8 +37,14 @@ def _day(day: DaySummary) -> Page:
         ]
         for slot, found in day.slots.items()
     ]
+    explored = {slot: found.exploration for slot, found in day.slots.items() if found.exploration}
     sections = [
         Section(title="Traffic", body=[table(heads, traffic)] if traffic else [], note="" if traffic else "none"),
+        Section(
+            title="Exploration",
+            body=[_exploration(explored)] if explored else [],
+            note=EXPLORATION if explored else "none",
+        ),
         Section(title="Jobs", body=[_jobs(day.jobs)] if day.jobs else [], note="" if day.jobs else "none"),
         Section(
             title="Releases",
@@ -53,6 +64,22 @@ def _day(day: DaySummary) -> Page:
         ],
         sections=sections,
     )
+
+
+def _exploration(slots: Mapping[str, Mapping[str, Any]]) -> View:
+    heads = ("decisions", "without exploration", "smallest propensity", "effective sample size", "warnings")
+    rows = [
+        [
+            slot,
+            whole(found["count"]),
+            percent(found["certain_share"]),
+            plain(found["least_propensity"]),
+            whole(found["uniform_ess"]),
+            "; ".join(found["warnings"].values()) or NONE,
+        ]
+        for slot, found in slots.items()
+    ]
+    return table(heads, rows)
 
 
 def _jobs(jobs: Sequence[Job]) -> View:

@@ -13,6 +13,8 @@ from typing import Any
 from etude.contracts.formats import compact, fixed, percent, plural, signed, whole
 from etude.contracts.release import Action, Entry, Mode, ReleaseSpec
 from etude.evidence.eprocess import EvidenceConfig
+from etude.evidence.fairness import Fairness
+from etude.evidence.intervals import Estimate
 from etude.evidence.looks import Look
 from etude.reports.blocks import Block, Section, Strong, Text, Tile, code, table, view
 from etude.reports.charts import Chart, Level, Line, line_chart
@@ -48,6 +50,8 @@ class ReleaseFacts:
     looks: Sequence[Look]
     gates: Mapping[str, Mapping[str, Any]]
     """Reports of gates on the candidate as JSON, by what they were judged on."""
+    fairness: Mapping[str, Fairness]
+    """Differences between groups on the candidate and on the incumbent; empty without groups."""
 
     @property
     def decision(self) -> Entry:
@@ -124,6 +128,8 @@ def release_sections(facts: ReleaseFacts, *, name: str = "") -> list[Block]:
                 "effect", "Share and difference", _ABOUT_EFFECT, view("pair", blocks=[_share(facts), _effect(facts)])
             ),
         ]
+    if facts.fairness:
+        found.append(section("groups", "Groups of users", _ABOUT_GROUPS, _groups(facts.fairness)))
     for judged_on, report in facts.gates.items():
         title = f"gates, {judged_on}" if judged_on else "gates"
         found.append(section(f"gates-{len(found)}", f"{title}: {report['verdict']}", "", gates_table(report)))
@@ -173,6 +179,13 @@ def _about_safety(config: EvidenceConfig) -> str:
 _ABOUT_EFFECT = (
     "The difference of rewards between both policies has a 95 % confidence sequence: it holds at all looks at once. It "
     "is for people; the e-values decide."
+)
+
+
+_ABOUT_GROUPS = (
+    "The reward of each group compared with that of the rest, with 95 % confidence sequences, on the candidate and on "
+    "the incumbent. The verdict is on the candidate; it cannot tell below 200 units of the group or of the rest. It is "
+    "for people: only harm to a group that the release watches rolls it back."
 )
 
 
@@ -319,6 +332,27 @@ def _small(
         size="half",
     )
     return view("titled", title=f"{label[0].upper()}{label[1:]}", block=chart)
+
+
+def _groups(fairness: Mapping[str, Fairness]) -> Block:
+    before = {one.group: _ends(one.difference) for one in fairness["incumbent"].groups}
+    rows = [
+        [
+            one.group,
+            whole(one.count),
+            _ends(one.difference),
+            before.get(one.group, "–"),
+            Strong(one.verdict),
+            one.reason,
+        ]
+        for one in fairness["candidate"].groups
+    ]
+    return table(("units", "difference on the candidate", "on the incumbent", "verdict", "why"), rows)
+
+
+def _ends(difference: Estimate) -> str:
+    low, high = (signed(end, 2) for end in difference.interval)
+    return f"{signed(difference.mean, 3)} ({low} to {high})" if math.isfinite(difference.mean) else "–"
 
 
 def gates_table(report: Mapping[str, Any]) -> Block:

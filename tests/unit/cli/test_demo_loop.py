@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -97,3 +98,4 @@ def test_releases_in_words(tmp_path: Path) -> None:
     assert f"promoted on proof after {look.units:,} units" in promotion_text(facts)
     assert "+0." in promotion_text(facts)
     assert f"{look.candidates:,} of them its own" in rollback_text(facts)
+    assert "on its first errors, before the window of any unit" in rollback_text(replace(facts, looks=()))

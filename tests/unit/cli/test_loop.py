@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import etude as api
+from etude.bootstrap import experience as wiring
 from tests.tiny import etude, json_output, refused
 
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _own_collector() -> Iterator[None]:
+    """Tasks of a test go to its own folder."""
+    wiring._collector.made.clear()
+    yield
+    for collector in wiring._collector.made.values():
+        collector.bus.close()
+    wiring._collector.made.clear()
 
 
 def log_tasks(count: int) -> None:
@@ -78,3 +90,20 @@ def test_a_job_from_submission_to_a_second_try(tmp_path: Path, capsys: Captured)
     assert "there is no such job" in refused(capsys, "jobs", "show", "job-none")
     (report,) = tmp_path.rglob(f"reports/jobs/{job['id']}.html")
     assert "choice.epsilon" in report.read_text("utf-8")
+
+
+def test_status_warns_of_too_little_exploration(capsys: Captured) -> None:
+    log_tasks(20)
+    assert "choice:model explored in the last 8 days: 20 decisions, 0% without exploration" in explored_says(capsys)
+    for i in range(25):
+        with api.task(f"question {i}") as task:
+            task.decided("model", "large", policy="p", propensity=1.0, options=["small", "large"])
+    said = explored_says(capsys)
+    assert "warning: choice:model: decisions without exploration: 56% of 45 decisions have an entropy below" in said
+    found = json_output(capsys, "loop", "status")["exploration"]["choice:model"]
+    assert (found["count"], list(found["warnings"])) == (45, ["decisions without exploration"])
+
+
+def explored_says(capsys: Captured) -> str:
+    assert etude("loop", "run", "--once") == 0
+    return says(capsys, "loop", "status")

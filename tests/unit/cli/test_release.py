@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import etude as api
+from etude.bootstrap.clock import now
 from etude.bootstrap.release import open_registry, release
-from etude.contracts.release import Action, Mode
+from etude.contracts.release import Action, ClosedUnit, Mode, ReleaseEntry
 from tests.tiny import etude, json_output, refused
 from tests.unit.release.traffic import SLOT, make_artefact
 
@@ -154,6 +155,66 @@ def test_wrong_options_of_a_canary_are_named(
     start = ("canary", "start", serving[1], *(() if "--strategy" in flags else ("--strategy", "canary")))
     assert why in refused(capsys, *start, *flags)
     assert open_registry().serving(SLOT).exposure is None
+
+
+def close_units(count: int, group_b: dict[bool, float], *, groups: tuple[str | None, ...]) -> None:
+    """Units of the release that runs, half of them on the candidate; in group b they succeed as often as given."""
+    registry = open_registry()
+    exposure = registry.serving(SLOT).exposure
+    assert exposure is not None
+    units = []
+    for i in range(count):
+        candidate, group = i % 2 == 0, groups[i // 2 % len(groups)]
+        success = group_b[candidate] if group == "b" else 1.4 - group_b[candidate]
+        units.append(
+            ClosedUnit(
+                unit=f"u{i}",
+                assigned_ns=i,
+                candidate=candidate,
+                share=0.5,
+                error=False,
+                group=group,
+                score=float(i // 4 % 10 < 10 * success),
+            )
+        )
+    registry.ledger(f"releases/{exposure.release}", ReleaseEntry).append(
+        lambda last: ReleaseEntry(number=2, time=now(), units=tuple(units))
+    )
+
+
+def test_a_group_that_gets_less_is_shown_during_a_release(
+    serving: tuple[str, str], capsys: Captured, tmp_path: Path
+) -> None:
+    assert etude("experiment", "start", *serving, "--split", "50/50") == 0
+    close_units(2400, {True: 0.5, False: 0.7}, groups=("a", "b"))
+    (status,) = json_output(capsys, "canary", "status")
+    fairness = status["evidence"]["fairness"]
+    candidate, incumbent = ({one["group"]: one for one in fairness[arm]["groups"]} for arm in fairness)
+    assert (fairness["candidate"]["verdict"], fairness["incumbent"]["verdict"]) == ("fail", "pass")
+    assert candidate["b"]["count"] == incumbent["b"]["count"] == 600
+    assert candidate["b"]["difference"]["mean"] == pytest.approx(-0.4)
+    assert candidate["b"]["difference"]["ci95"][1] < -0.05
+    said = says(capsys, "canary", "status", SLOT)
+    assert "b 600 -0.400 [-0.527, -0.265] +0.000 [-0.150, +0.150] fail" in said
+    assert said.count("fail") == 1, "group b on the candidate"
+    assert etude("canary", "report", SLOT, "--html", tmp_path / "release.html") == 0
+    page = (tmp_path / "release.html").read_text("utf-8")
+    assert "Groups of users" in page
+    assert "<b>fail</b>" in page
+    assert "less than the rest; allowed is 0.05" in page
+
+
+def test_small_groups_cannot_be_judged_and_one_group_is_none(serving: tuple[str, str], capsys: Captured) -> None:
+    assert etude("experiment", "start", *serving, "--split", "50/50") == 0
+    close_units(400, {True: 0.7, False: 0.7}, groups=("a", "b", None))
+    (status,) = json_output(capsys, "canary", "status")
+    assert {one["verdict"] for one in status["evidence"]["fairness"]["candidate"]["groups"]} == {"cannot tell"}
+    assert "cannot tell" in says(capsys, "canary", "status", SLOT)
+    assert etude("experiment", "stop", SLOT) == 0
+    assert etude("experiment", "start", *serving, "--split", "50/50") == 0
+    close_units(400, {True: 0.7, False: 0.7}, groups=("a", None))
+    (status,) = json_output(capsys, "canary", "status")
+    assert status["evidence"]["fairness"] == {}
 
 
 @pytest.mark.parametrize("split", ["60/60", "half", "0/100", "50", "nan/50"])

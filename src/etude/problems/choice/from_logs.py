@@ -82,10 +82,15 @@ class LogitsPolicy(nn.Module):
         return Sampled(action=action, log_prob=found.log_prob, value=found.value)
 
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
-        log_p = self._logits(obs).log_softmax(1)  # (n, offered)
+        log_p, place = self._logits(obs).log_softmax(1), action["option"][:, None]  # (n, offered), (n, 1)
         entropy = -(log_p.exp() * log_p.clamp(min=-1e9)).sum(1)
-        chosen = log_p.gather(1, action["option"][:, None])[:, 0]
-        return Evaluation(log_prob=chosen, entropy=entropy, value=self.value(obs))
+        mean = (log_p.exp() * obs["utility"]).sum(1)
+        return Evaluation(
+            log_prob=log_p.gather(1, place)[:, 0],
+            entropy=entropy,
+            value=self.value(obs),
+            advantage=obs["utility"].gather(1, place)[:, 0] - mean,
+        )
 
     def value(self, obs: Obs) -> Tensor:
         return obs["features"] @ self.value_weight + self.value_bias

@@ -31,9 +31,12 @@ class Judged(torch.nn.Module):
     def evaluate(self, obs: Obs, action: Action) -> Evaluation:
         probability, score = obs["probability"], obs["score"]
         chosen = probability.gather(1, action["option"][:, None])[:, 0]
-        entropy = -(probability * probability.clamp(min=1e-300).log()).sum(1)
+        entropy, value = -(probability * probability.clamp(min=1e-300).log()).sum(1), (probability * score).sum(1)
         return Evaluation(
-            log_prob=chosen.clamp(min=SAME_UTILITY).log(), entropy=entropy, value=(probability * score).sum(1)
+            log_prob=chosen.clamp(min=SAME_UTILITY).log(),
+            entropy=entropy,
+            value=value,
+            advantage=score.gather(1, action["option"][:, None])[:, 0] - value,
         )
 
 

@@ -39,6 +39,12 @@ class Frontier:
         enough = self.score >= min(score, float(self.score.max()))
         return float(self.weight[np.where(enough, self.cost_usd, np.inf).argmin()])
 
+    def weight_within(self, cost_usd: float) -> float:
+        """The quality weight of highest score at which past rows cost at most this on average; if none does, the
+        cheapest."""
+        within = self.cost_usd <= max(cost_usd, float(self.cost_usd.min()))
+        return float(self.weight[np.where(within, self.score, -np.inf).argmax()])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:

@@ -156,10 +156,16 @@ class ChoicePolicy:
 
     def quality_weight(self, preferences: Preferences) -> float:
         """Weight of the score against cost; DataError unless it is from 0 to 1."""
-        weight = self.config.quality_weight if preferences.quality_weight is None else preferences.quality_weight
+        weight = self._usual_weight if preferences.quality_weight is None else preferences.quality_weight
         if not 0 <= weight <= 1:  # also NaN
             raise DataError(f"quality_weight is {weight!r}: expected a number from 0, cost alone, to 1, quality alone")
         return weight
+
+    @cached_property
+    def _usual_weight(self) -> float:
+        """Where a request does not name one."""
+        limit, weight = self.config.max_mean_cost_usd, self.config.quality_weight
+        return weight if limit is None else min(weight, self.model.frontier.weight_within(limit))
 
     def score(self, context: Any, options: Sequence[Any] | None, preferences: Preferences) -> Scored:
         """What is expected of each option, and with which probability it is chosen."""

@@ -73,6 +73,9 @@ def test_decisions_become_probabilities_and_expectations(policy: ChoicePolicy) -
     taken = p[[0, 1, 2, 3], [0, 0, 1, 0]].tolist()
     assert found.log_prob.exp().tolist() == pytest.approx(taken)
     assert found.value.tolist() == pytest.approx((p * logged.obs["score"]).sum(1).tolist())
+    assert found.advantage is not None
+    expected = logged.obs["score"][[0, 1, 2, 3], [0, 0, 1, 0]] - found.value
+    assert found.advantage.tolist() == pytest.approx(expected.tolist())
     assert found.entropy[0] == pytest.approx(torch.distributions.Categorical(p[0, :2]).entropy().item())
 
 

@@ -254,6 +254,10 @@ def test_tensors_and_deciders_agree_on_every_logged_decision(learned: Fitted) ->
             scored = sampled.score(decision.context, decision.eligible, Preferences())
             expected.append(scored.probability[decision.eligible.index(decision.action)])
     assert found == pytest.approx(np.array(expected), rel=1e-4)
+    each = [torch.full_like(logged.action["option"], i) for i in range(logged.obs["legal"].shape[1])]
+    about = [reader.policy.evaluate(logged.obs, {"option": option}) for option in each]
+    gains = [one.log_prob.exp() * one.advantage for one in about if one.advantage is not None]
+    assert torch.stack(gains).sum(0).abs().max() < 1e-5, "on average over the policy, actions earn its mean"
     chosen = reader.policy.choose(logged.obs, generator=torch.Generator().manual_seed(0))["option"]
     assert logged.obs["legal"].gather(1, chosen[:, None]).all()
     assert not logged.obs["legal"].all()

@@ -515,3 +515,23 @@ def test_a_frontier_knows_the_cheapest_weight_for_a_score() -> None:
         cost_usd=np.array([4.0, 3.0, 2.0, 1.0]),
     )
     assert [frontier.weight_for(score) for score in (0.4, 0.6, 0.7, 0.75, 0.9)] == [0.0, 0.5, 0.5, 0.8, 0.8]
+    assert [frontier.weight_within(cost) for cost in (9.0, 4.0, 2.5, 1.0, 0.1)] == [0.8, 0.8, 0.5, 0.0, 0.0]
+
+
+def test_a_limit_of_the_mean_cost_lowers_the_quality_weight_until_past_rows_keep_it(model: ChoiceModel) -> None:
+    limit = 0.5 * (model.frontier.cost_usd.min() + model.frontier.cost_usd.max())
+    free, limited, roomy = (
+        ChoicePolicy(model=model, config=ChoiceConfig(max_mean_cost_usd=most), artefact_version="v")
+        for most in (None, limit, 1.0)
+    )
+    texts = [row.context for row in make_rows(200, seed=5)]
+
+    def cost(policy: ChoicePolicy) -> float:
+        return float(np.mean([COSTS[policy.choose(text).action] for text in texts]))
+
+    assert cost(free) > limit
+    assert cost(roomy) == cost(free)
+    assert cost(limited) < 0.8 * cost(free)
+    at = int(np.flatnonzero(model.frontier.weight == limited.quality_weight(Preferences()))[0])
+    assert model.frontier.cost_usd[at] <= limit
+    assert limited.choose(POETIC, quality_weight=1.0).action == "poet"  # a request may say otherwise
