@@ -32,7 +32,7 @@ ALLOWED: dict[str, str] = {
     "experience": "contracts files evidence",
     "release": "contracts files evidence learning",
     "loop": "contracts files evidence experience learning release problems",
-    "serving": "contracts text evidence learning problems orchestrator experience release loop",
+    "serving": "contracts files text evidence learning problems orchestrator experience release loop",
     "adapters": "contracts files",
     "settings": "*",  # the settings tree is made of the rooms' config dataclasses
     "bootstrap": "*",
@@ -66,6 +66,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "jinja2": ("reports/",),
     "cryptography": ("release/signing.py",),
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
+    "opentelemetry": ("serving/",),
     **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy"), ("adapters/",)),
     "sqlite3": ("adapters/", "text/cache.py"),
     **dict.fromkeys(("phonenumbers", "stdnum"), ("experience/redaction/",)),

@@ -35,6 +35,8 @@ COMMANDS = {
     "dataset": Entry("etude.cli.dataset:app", "Freeze trajectories into datasets to learn from."),
     "redact": Entry("etude.cli.redact:redact", "Show what would be redacted in a text."),
     "runs": Entry("etude.cli.runs:app", "List runs, show one, plot it."),
+    "serve": Entry("etude.cli.serve:serve", "Decide over HTTP, and run the loop in the background."),
+    "keys": Entry("etude.cli.keys:app", "Create, list and revoke API keys of the server."),
     "loop": Entry("etude.cli.loop:app", "Run the whole loop: collect, train when due, gate, release."),
     "jobs": Entry("etude.cli.jobs:app", "List training jobs, show, submit, cancel and retry them."),
     "models": Entry("etude.cli.models:app", "Register policies, approve them, roll back."),

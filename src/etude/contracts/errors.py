@@ -13,6 +13,7 @@ EtudeError
 ├── EndpointError      a service does not answer, or gives an unexpected answer
 ├── WorkersError       a workers file, or a worker in it, cannot be used
 ├── LogError           an execution log cannot be read or written
+├── RequestError       a request to the HTTP API is refused: by whom it is, what it wants, or how often
 ├── EventError         an event does not match its schema, or its schema version is unknown
 ├── BusError           events cannot be sent or received
 │   └── RefusedError   a message that this bus will never accept, however often it is sent
@@ -78,6 +79,14 @@ class WorkersError(EtudeError):
 
 class LogError(EtudeError):
     """An execution log cannot be read or written."""
+
+
+class RequestError(EtudeError):
+    """A request to the HTTP API is refused; `status` is that of HTTP."""
+
+    def __init__(self, message: str, *, status: int, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.wait_s = status, wait_s
 
 
 class EventError(EtudeError):

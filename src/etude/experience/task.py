@@ -135,7 +135,7 @@ class Collector:
             problem=named if named in (None, TASK) else self.problem_of(named),
             conversation=read_name("conversation", conversation, such_as="c1"),
             metadata=_snapshot(read_metadata(metadata)),
-            collect=bool(read_flag("collect", collect)) and self._may_keep(known),
+            collect=bool(read_flag("collect", collect)) and self.may_keep(known),
             id=new_id("t", now) if id is None else read_id("id", id),
             time=now,
         )
@@ -152,7 +152,7 @@ class Collector:
         """Publish a rating of a trajectory, now or days later; return whether it was published."""
         rating = read_rating(thumbs, stars, comment)
         rated, by = read_id("trajectory_id", trajectory_id), read_name("user", user, such_as="u1")
-        if not self._may_keep(by):
+        if not self.may_keep(by):
             return False
         now = self.clock()
         return self.publish(Feedback(id=new_id("f", now), time=now, trajectory_id=rated, user=by, **rating))
@@ -164,6 +164,12 @@ class Collector:
             return True
         return False
 
+    def publish_all(self, events: Sequence[Event]) -> None:
+        """Publish events, all of them or none, without those of users who opted out. EtudeError if one of them cannot
+        be stored, or nothing can now."""
+        kept = [event for event in events if self.may_keep(getattr(event, "user", None))]
+        self.bus.publish([Message(id=e.id, subject=subject_of(e), body=self.clean(e)) for e in kept])
+
     @contextmanager
     def isolated(self, what: str) -> Iterator[None]:
         """Log and count any exception in the block, so that it never reaches the agent."""
@@ -172,6 +178,35 @@ class Collector:
         except Exception as error:  # any exception: values of any class are read
             self.failed += 1
             log.error("%s was not collected: %s", what, error if isinstance(error, EtudeError) else plain(error))
+
+    def choose(
+        self, problem: str, request: DecisionRequest, among: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> tuple[Decision, NoAnswer | None, float]:
+        """The answer of a choice's policy if there is one in time that is legal, else the default and why; with the
+        seconds that loading the policy took. `among` are the eligible options by name."""
+        missing, loading_s = None, 0.0
+        try:
+            limit_s = self.decide_timeout_s if timeout_s is None else timeout_s
+            answer, loading_s = self.answer(problem, request, timeout_s=limit_s)
+            if not isinstance(answer, NoAnswer):
+                answer = _legal(answer, problem, request, among)
+        except Exception as error:  # such as a system that gives no more threads
+            answer = NoAnswer("broken", text_of(error))
+        if isinstance(answer, NoAnswer):
+            missing = answer
+            self.defaulted(problem, answer)
+            why = answer.error.expected if isinstance(answer.error, NoOptionError) else {}
+            answer = msgspec.structs.replace(Default(problem).decide(request), expected=why)
+        (entry,) = answer.logged
+        logged = (msgspec.structs.replace(entry, at_ms=request.at_ms),)
+        return msgspec.structs.replace(answer, logged=logged), missing, loading_s
+
+    def answer(self, problem: str, request: DecisionRequest, *, timeout_s: float) -> tuple[Decision | NoAnswer, float]:
+        """The answer of a policy within the timeout, and the seconds that its loading took."""
+        began = perf_counter()
+        missing = self.deciders.loaded(problem, timeout_s=timeout_s)
+        loading_s = perf_counter() - began
+        return missing or self.deciders.decide(problem, request, timeout_s=timeout_s - loading_s), loading_s
 
     def defaulted(self, problem: str, missing: NoAnswer) -> None:
         """Count a default that was given since the policy did not answer; log the reason once for each problem."""
@@ -182,7 +217,7 @@ class Collector:
         if not known:
             log.warning("%s: %s (%s): %s", problem, GIVEN[missing.reason], missing.why, REMEDY[missing.reason])
 
-    def _may_keep(self, user: str | None) -> bool:
+    def may_keep(self, user: str | None) -> bool:
         """Whether data of this user may be stored; False while the opt-outs cannot be read."""
         if user is None:
             return True
@@ -270,44 +305,13 @@ class Task:
         )
         if not problem.startswith(CHOICE):
             return self._ask(problem, context, offered, default, wanted, at_ms)
-        known, among = read_context(context), read_offer(offered, where, wanted)
-        if default is not None:
-            default = read_choice("default", default, read_options(offered, where=where), where)
-        request = DecisionRequest(
-            context=known,
-            options=tuple(offered),
-            default=default,
-            preferences=wanted,
-            at_ms=at_ms,
-            seed=secrets.randbits(62),
-            **self._unit(),
+        request, among = choice_request(
+            context, offered, where=where, default=default, preferences=wanted, at_ms=at_ms, **self._unit()
         )
-        decision = self._chosen(problem, request, among)
+        decision, _, loading_s = self.collector.choose(problem, request, among)
+        self._began += loading_s  # it is not part of the task's latency
         self._decisions += decision.logged
         return chosen(decision.action, decision)
-
-    def _chosen(self, problem: str, request: DecisionRequest, among: Mapping[str, Any]) -> Decision:
-        """The answer of the policy if there is one in time that is legal, else the default."""
-        try:
-            answer = self._answer(problem, request, timeout_s=self.collector.decide_timeout_s)
-            if not isinstance(answer, NoAnswer):
-                answer = _legal(answer, problem, request, among)
-        except Exception as error:  # such as a system that gives no more threads
-            answer = NoAnswer("broken", text_of(error))
-        if isinstance(answer, NoAnswer):
-            self.collector.defaulted(problem, answer)
-            why = answer.error.expected if isinstance(answer.error, NoOptionError) else {}
-            answer = msgspec.structs.replace(Default(problem).decide(request), expected=why)
-        (entry,) = answer.logged
-        return msgspec.structs.replace(answer, logged=(msgspec.structs.replace(entry, at_ms=request.at_ms),))
-
-    def _answer(self, problem: str, request: DecisionRequest, *, timeout_s: float) -> Decision | NoAnswer:
-        """Ask within the timeout. The time that its loading takes is not part of the task's latency."""
-        began, deciders = perf_counter(), self.collector.deciders
-        missing = deciders.loaded(problem, timeout_s=timeout_s)
-        waited_s = perf_counter() - began
-        self._began += waited_s
-        return missing or deciders.decide(problem, request, timeout_s=timeout_s - waited_s)
 
     def _ask(
         self, problem: str, context: Any, options: Any, default: Any, wanted: Preferences, at_ms: float
@@ -327,7 +331,8 @@ class Task:
             self._began += perf_counter() - began  # loading is not part of the task's latency
             decision = decider.decide(request)
         else:
-            answer = self._answer(problem, request, timeout_s=self.collector.decide_timeout_s)
+            answer, loading_s = self.collector.answer(problem, request, timeout_s=self.collector.decide_timeout_s)
+            self._began += loading_s
             if isinstance(answer, NoAnswer):
                 if isinstance(answer.error, DataError):  # the request is wrong
                     raise answer.error
@@ -478,6 +483,37 @@ class Task:
 
     def _ms(self) -> float:
         return (perf_counter() - self._began) * 1e3
+
+
+def choice_request(
+    context: Any,
+    offered: Any,
+    *,
+    where: str = "options",
+    default: Any,
+    preferences: Preferences,
+    at_ms: float = 0.0,
+    trajectory: str | None = None,
+    conversation: str | None = None,
+) -> tuple[DecisionRequest, dict[str, Any]]:
+    """A request for a choice, and the options that the preferences do not rule out by name; DataError if it is wrong.
+
+    `where` is what the caller calls the options.
+    """
+    known, among = read_context(context), read_offer(offered, where, preferences)
+    if default is not None:
+        default = read_choice("default", default, read_options(offered, where=where), where)
+    request = DecisionRequest(
+        context=known,
+        options=tuple(offered),
+        default=default,
+        preferences=preferences,
+        at_ms=at_ms,
+        seed=secrets.randbits(62),
+        trajectory=trajectory,
+        conversation=conversation,
+    )
+    return request, among
 
 
 def _legal(answer: Any, problem: str, request: DecisionRequest, among: Mapping[str, Any]) -> Decision | NoAnswer:

@@ -23,6 +23,7 @@ from etude.orchestrator.config import OrchestratorConfig
 from etude.problems.spec import ProblemSpec, resolve
 from etude.problems.table import find_spec, specs
 from etude.release.config import ReleaseConfig
+from etude.serving.config import ServingConfig
 from etude.settings.sources import Assignment, Resolved, Tree
 
 FLAGS = {"--seed": "run.seed", "--device": "run.device", "--tracker": "run.trackers"}
@@ -36,6 +37,7 @@ class Settings(LearningSettings):
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     release: ReleaseConfig = ReleaseConfig()
     loop: LoopConfig = LoopConfig()
+    serving: ServingConfig = ServingConfig()
 
 
 @cache

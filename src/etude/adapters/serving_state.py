@@ -1,0 +1,99 @@
+"""What a server keeps between a decision and its outcome, in one SQLite file that all its processes share."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from etude.adapters.connections import Connections, Step, advice, migrate, run_script
+from etude.contracts.errors import StoreError
+from etude.contracts.serving import OpenRow
+
+T = TypeVar("T")
+PATIENCE_S = 5.0
+"""Seconds that a transaction waits for those of other processes."""
+SCHEMA = """
+CREATE TABLE open_row (number INTEGER PRIMARY KEY AUTOINCREMENT, trajectory TEXT NOT NULL, time REAL NOT NULL,
+    body BLOB NOT NULL);
+CREATE INDEX open_row_by_trajectory ON open_row (trajectory, number);
+CREATE INDEX open_row_by_time ON open_row (time);
+CREATE TABLE answer (caller TEXT NOT NULL, key TEXT NOT NULL, request BLOB NOT NULL, body BLOB NOT NULL,
+    time REAL NOT NULL, PRIMARY KEY (caller, key)) WITHOUT ROWID;
+CREATE TABLE rating (source TEXT NOT NULL, day TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (source, day))
+    WITHOUT ROWID;
+"""
+MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=SCHEMA),)
+PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
+
+
+class SqliteServingState:
+    """`contracts.serving.ServingState`. Each call that writes syncs the disk once, however many rows it has."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connections = Connections(path, PRAGMAS, error=StoreError, renew=lambda: None, timeout_s=PATIENCE_S)
+        self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
+
+    def open(self, rows: Sequence[OpenRow]) -> None:
+        values = [(row.trajectory, row.time.timestamp(), row.body) for row in rows]
+        self._write(lambda db: db.executemany("INSERT INTO open_row (trajectory, time, body) VALUES (?, ?, ?)", values))
+
+    def parts(self, trajectory: str) -> list[bytes]:
+        query = "SELECT body FROM open_row WHERE trajectory = ? ORDER BY number"
+        return [body for (body,) in self._do(lambda db: db.execute(query, (trajectory,)).fetchall())]
+
+    def waiting(self, before: datetime, *, limit: int = 100) -> list[str]:
+        query = "SELECT trajectory FROM open_row WHERE time < ? GROUP BY trajectory ORDER BY min(number) LIMIT ?"
+        return [id for (id,) in self._do(lambda db: db.execute(query, (before.timestamp(), limit)).fetchall())]
+
+    def count(self) -> int:
+        query = "SELECT count(DISTINCT trajectory) FROM open_row"
+        return int(self._do(lambda db: db.execute(query).fetchone()[0]))
+
+    def close_task(self, trajectory: str) -> None:
+        self._write(lambda db: db.execute("DELETE FROM open_row WHERE trajectory = ?", (trajectory,)))
+
+    def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
+        query = "SELECT request, body FROM answer WHERE caller = ? AND key = ?"
+        found: tuple[bytes, bytes] | None = self._do(lambda db: db.execute(query, (caller, key)).fetchone())
+        return found
+
+    def keep_answer(self, caller: str, key: str, request: bytes, body: bytes, time: datetime) -> bool:
+        values = (caller, key, request, body, time.timestamp())
+        return bool(
+            self._write(lambda db: db.execute("INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?, ?)", values).rowcount)
+        )
+
+    def expire(self, before: datetime) -> None:
+        def remove(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM answer WHERE time < ?", (before.timestamp(),))
+            db.execute("DELETE FROM rating WHERE day < ?", (f"{before:%Y-%m-%d}",))
+
+        self._write(remove)
+
+    def rate(self, source: str, day: str) -> int:
+        query = """INSERT INTO rating VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1 RETURNING count"""
+        return int(self._write(lambda db: db.execute(query, (source, day)).fetchone()[0]))
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def transaction(db: sqlite3.Connection) -> T:
+            db.execute("BEGIN IMMEDIATE")
+            found = work(db)
+            db.execute("COMMIT")
+            return found
+
+        return self._do(transaction)
+
+    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            with self._connections.use() as db:
+                return work(db)
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: {advice(error)}") from error

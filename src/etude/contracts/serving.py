@@ -1,0 +1,52 @@
+"""The port to what a server keeps between a decision and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+
+class OpenRow(NamedTuple):
+    """A part of a task that has not ended: first its trajectory so far, then each later decision, as JSON."""
+
+    trajectory: str
+    time: datetime
+    body: bytes
+
+
+class ServingState(Protocol):
+    """Tasks that wait for their outcome, answers that may be asked for again, and ratings counted by source.
+
+    Any number of processes share it. Once a call has returned, its effect survives a power cut. StoreError if it
+    cannot be read or written.
+    """
+
+    def open(self, rows: Sequence[OpenRow]) -> None:
+        """Add rows, all of them or none."""
+
+    def parts(self, trajectory: str) -> list[bytes]:
+        """The bodies of a task in their order; empty if it is not open."""
+
+    def waiting(self, before: datetime, *, limit: int = 100) -> list[str]:
+        """Open tasks whose first row is older, the oldest first."""
+
+    def count(self) -> int:
+        """Number of open tasks."""
+
+    def close_task(self, trajectory: str) -> None:
+        """Remove a task; one that is not open is no error."""
+
+    def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
+        """The hash of the request and the answer that were kept under an idempotency key."""
+
+    def keep_answer(self, caller: str, key: str, request: bytes, body: bytes, time: datetime) -> bool:
+        """Keep an answer; False if there is one already."""
+
+    def expire(self, before: datetime) -> None:
+        """Remove answers and counts from before."""
+
+    def rate(self, source: str, day: str) -> int:
+        """Count one rating of a source, and return how many there are on this day, this one included."""
+
+    def close(self) -> None: ...

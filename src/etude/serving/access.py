@@ -1,0 +1,47 @@
+"""Who may call a route: reads the API key of a request, and refuses what its role may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
+from litestar.handlers import BaseRouteHandler
+from litestar.types import Scope
+
+from etude.contracts.errors import RequestError
+from etude.serving.keys import Caller, Keys, Role
+
+BEARER = "bearer "
+Called = NamedDependency[Caller]
+"""Who calls, as an argument of a handler."""
+
+
+def needs(role: Role) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
+    """A guard for routes that this role, and those above it, may call."""
+
+    def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        caller = _caller(connection)
+        if not caller.may(role):
+            raise RequestError(
+                f"the API key {caller.key} has the role {caller.role}: this needs {role}, or a role above it",
+                status=403,
+            )
+        connection.scope["state"]["caller"] = caller
+
+    return guard
+
+
+def provide_caller(scope: Scope) -> Caller:
+    """For handlers: who the guard found."""
+    found: Caller = scope["state"]["caller"]
+    return found
+
+
+def _caller(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:
+    keys: Keys = connection.app.state.server.keys
+    given = connection.headers.get("authorization", "")
+    if given[: len(BEARER)].lower() != BEARER:
+        raise RequestError("the request has no API key: send the header `Authorization: Bearer KEY`", status=401)
+    return keys.caller(given[len(BEARER) :].strip())

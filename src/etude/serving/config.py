@@ -1,0 +1,30 @@
+"""Settings of the HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingConfig:
+    """`etude serve`: where it listens, and its limits."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every network of this machine: put a proxy with TLS before it."""
+    port: Annotated[int, Ge(0), Le(65535)] = 8765
+    """Port to listen on; 0 is any free one."""
+    decide_timeout_ms: Annotated[float, Gt(0)] = 1000.0
+    """Milliseconds that a request waits for a policy; then it gets the fallback, marked as such."""
+    open_hours: Annotated[float, Gt(0)] = 1.0
+    """Hours that a decision waits for its outcome; then it is stored as a trajectory without one."""
+    max_body_bytes: Annotated[int, Ge(1024)] = 4 << 20
+    """Maximum size of a request in bytes."""
+    request_timeout_s: Annotated[float, Gt(0)] = 30.0
+    """Seconds after which a request that is not a stream is answered with 503."""
+    requests_per_s: Annotated[float, Gt(0)] = 2000.0
+    """Requests per second of one API key, in each process; a key may have its own limit."""
+    max_ratings_per_day: Annotated[int, Ge(1)] = 200
+    """Ratings and outcomes per day that one source, a user of an API key, may send: more are refused."""

@@ -1,0 +1,126 @@
+"""Errors as problem details (RFC 9457): one table from our errors to HTTP, and nothing secret in an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from math import ceil
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.openapi.datastructures import ResponseSpec
+from msgspec import Struct
+
+from etude.contracts.errors import (
+    BusError,
+    ConfigError,
+    ConflictError,
+    DataError,
+    DatasetError,
+    EtudeError,
+    EventError,
+    JobError,
+    ObservationError,
+    PlanError,
+    ReleaseError,
+    RequestError,
+    StoreError,
+)
+
+log = logging.getLogger("etude")
+
+MEDIA_TYPE = "application/problem+json"
+STATUS: Mapping[type[EtudeError], int] = {
+    DataError: 400,
+    EventError: 400,
+    ObservationError: 400,
+    PlanError: 400,
+    ConfigError: 400,
+    DatasetError: 400,
+    ConflictError: 409,
+    ReleaseError: 409,
+    JobError: 409,
+    StoreError: 503,
+    BusError: 503,
+}
+"""The first one that an error is decides; all others are errors of the server."""
+
+
+REFUSALS = {
+    400: "The request is wrong: `errors` and `detail` say where, and what was expected.",
+    401: "There is no API key, or it is not known.",
+    403: "The API key may not do this.",
+    404: "There is no such thing, or the caller may not see it.",
+    405: "The route has no such method.",
+    409: "It was done already, or something else was.",
+    413: "The request is too large.",
+    415: "The request is not JSON.",
+    429: "Too many requests: wait as long as `retry-after` says.",
+    503: "It cannot be done now: try again later.",
+}
+"""What each status of a refusal means."""
+
+
+class FieldError(Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What is wrong with a field of a request."""
+
+    field: str
+    detail: str
+
+
+class Problem(Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What went wrong, and what to do."""
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+    request_id: str = ""
+    """Give this to whoever runs the server: it is in the server's log."""
+    errors: tuple[FieldError, ...] = ()
+
+
+def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The answer to a request that raised this error."""
+    status, headers, fields = 500, dict[str, str](), tuple[FieldError, ...]()
+    detail = "an unexpected error: the server's log has it under the request id"
+    if isinstance(error, RequestError):
+        status, detail = error.status, str(error)
+        headers = {"retry-after": str(ceil(error.wait_s))} if error.wait_s else {}
+        headers |= {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
+    elif isinstance(error, HTTPException):
+        status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
+        fields = _fields(error)
+    elif isinstance(error, EtudeError):
+        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
+        detail = str(error) if status != 500 else detail
+    request_id = request.scope["state"].get("request_id", "")
+    if status >= 500:
+        unexpected = error if status == 500 else None
+        log.error("request %s: %s %s: %s", request_id, request.method, request.url.path, detail, exc_info=unexpected)
+    problem = Problem(
+        title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
+    )
+    return Response(msgspec.json.encode(problem), status_code=status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def _fields(error: HTTPException) -> tuple[FieldError, ...]:
+    """The fields that a validation names."""
+    if not isinstance(error, ValidationException) or not isinstance(error.extra, list):
+        return ()
+    found = (one for one in error.extra if isinstance(one, dict))
+    return tuple(
+        FieldError(field=str(one.get("key", "data")).replace("data", "body", 1), detail=str(one.get("message", "")))
+        for one in found
+    )
+
+
+def refusals(*statuses: int) -> dict[int, ResponseSpec]:
+    """The refusals of a route, for its description."""
+    return {
+        status: ResponseSpec(Problem, generate_examples=False, description=REFUSALS[status], media_type=MEDIA_TYPE)
+        for status in statuses
+    }

@@ -1,0 +1,49 @@
+"""Runs the app on a socket until the process is interrupted."""
+
+from __future__ import annotations
+
+import socket as sockets
+
+import uvicorn
+
+from etude.contracts.errors import ConfigError
+from etude.serving.app import make_app
+from etude.serving.server import Server
+
+BACKLOG = 2048
+GRACE_S = 10
+"""Seconds that requests in progress have to end after an interrupt."""
+
+
+def listen(host: str, port: int) -> sockets.socket:
+    """A socket that listens; ConfigError if the address cannot be had."""
+    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
+    made = sockets.socket(family, sockets.SOCK_STREAM)
+    made.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"serving.host and serving.port are {host!r} and {port}: cannot listen there ({error.strerror}): end what "
+            "listens, or choose another port"
+        ) from error
+    made.listen(BACKLOG)
+    return made
+
+
+def run_app(server: Server, socket: sockets.socket) -> None:
+    """Serve until SIGINT or SIGTERM; requests in progress are answered."""
+    http_server(server).run(sockets=[socket])
+
+
+def http_server(server: Server) -> uvicorn.Server:
+    config = uvicorn.Config(
+        make_app(server),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    return uvicorn.Server(config)

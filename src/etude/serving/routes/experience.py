@@ -1,0 +1,125 @@
+"""Trajectories: sent by agents, read by those whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.datastructures import State
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from msgspec import Meta, Struct
+
+from etude.contracts.errors import RequestError
+from etude.contracts.query import Where, parse
+from etude.contracts.store import Summary, TrajectoryDetail
+from etude.contracts.trajectory import Id, Trajectory
+from etude.serving.access import Called, needs
+from etude.serving.errors import refusals
+from etude.serving.idempotency import once
+from etude.serving.keys import Caller, Role
+from etude.serving.server import Server
+
+MAX_TRAJECTORIES = 100
+Limit = Annotated[int, QueryParameter(ge=1, le=500, description="Maximum number of rows.")]
+
+
+class TrajectoriesGiven(Struct, kw_only=True, forbid_unknown_fields=True):
+    trajectories: Annotated[list[Trajectory], Meta(min_length=1, max_length=MAX_TRAJECTORIES)]
+    """Finished tasks, as the schema `agent.rl.trajectory.v1` has them. One that is sent again changes nothing."""
+
+
+class TrajectoriesStored(Struct, kw_only=True, frozen=True):
+    stored: list[Id]
+    """Ids of what is on disk now."""
+
+
+TrajectorySummary: Any = msgspec.defstruct(
+    "TrajectorySummary", list(get_type_hints(Summary).items()), kw_only=True, frozen=True
+)
+"""`contracts.store.Summary` as an object."""
+
+
+class TrajectoryPage(Struct, kw_only=True, frozen=True):
+    rows: list[TrajectorySummary]
+    next: str | None
+    """Cursor of the next page; null at the end."""
+
+
+@post(
+    "/v1/trajectories",
+    summary="Send finished tasks",
+    tags=["experience"],
+    status_code=202,
+    guards=[needs(Role.INGEST)],
+    responses=refusals(400, 401, 403, 409, 413, 429, 503),
+)
+async def send(
+    request: Request[Any, Any, Any], state: State, data: JSONBody[TrajectoriesGiven], caller: Called
+) -> Response[TrajectoriesStored]:
+    """They are redacted before they are on disk, and on disk before they are acknowledged. Those of users who opted
+    out are not stored. A key of a tenant sends for that tenant alone."""
+    server: Server = state.server
+    own = [_of_tenant(one, caller) for one in data.trajectories]
+
+    async def stored() -> TrajectoriesStored:
+        await asyncio.to_thread(server.collector.publish_all, own)
+        return TrajectoriesStored(stored=[one.id for one in own])
+
+    return await once(request, server, caller, stored, status=202)
+
+
+def _of_tenant(trajectory: Trajectory, caller: Caller) -> Trajectory:
+    if caller.tenant is None or trajectory.tenant == caller.tenant:
+        return trajectory
+    if trajectory.tenant is not None:
+        raise RequestError(
+            f"trajectory {trajectory.id!r} is of another tenant: this key sends for {caller.tenant!r} alone", status=403
+        )
+    return msgspec.structs.replace(trajectory, tenant=caller.tenant)
+
+
+@get(
+    "/v1/trajectories",
+    summary="List stored tasks",
+    tags=["experience"],
+    guards=[needs(Role.DECIDE)],
+    responses=refusals(400, 401, 403, 429, 503),
+)
+async def listed(
+    state: State,
+    caller: Called,
+    where: Annotated[str, QueryParameter(description="Conditions: `problem=choice:model and outcome=failure`.")] = "",
+    cursor: FromQuery[str | None] = None,
+    limit: Limit = 100,
+) -> TrajectoryPage:
+    """Newest first, without their content. A key of a tenant sees that tenant's alone."""
+    server: Server = state.server
+    wanted = _own(parse(where) if where else Where(), caller)
+    page = await asyncio.to_thread(server.store.page, wanted, version=server.reward_version, after=cursor, limit=limit)
+    return TrajectoryPage(rows=[TrajectorySummary(**row._asdict()) for row in page.rows], next=page.next)
+
+
+def _own(where: Where, caller: Caller) -> Where:
+    """The query, within the caller's tenant."""
+    return where if caller.tenant is None else msgspec.structs.replace(where, tenant=caller.tenant)
+
+
+@get(
+    "/v1/trajectories/{id:str}",
+    summary="One stored task",
+    tags=["experience"],
+    guards=[needs(Role.DECIDE)],
+    responses=refusals(401, 403, 404, 429, 503),
+)
+async def one(state: State, caller: Called, id: FromPath[str]) -> TrajectoryDetail:
+    """With its feedback and rewards."""
+    server: Server = state.server
+    found = await asyncio.to_thread(server.store.detail, id)
+    if found is None or caller.tenant not in (None, found.trajectory.tenant):
+        raise RequestError(f"there is no trajectory {id[:80]!r}", status=404)
+    return found
+
+
+ROUTES = [send, listed, one]

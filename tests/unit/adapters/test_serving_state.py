@@ -1,0 +1,98 @@
+"""Open tasks, kept answers and counts in a file that several processes share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from etude.adapters.serving_state import SqliteServingState
+from etude.contracts.errors import StoreError
+from etude.contracts.serving import OpenRow
+
+NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[SqliteServingState]:
+    made = SqliteServingState(tmp_path / "state.sqlite")
+    yield made
+    made.close()
+
+
+def test_parts_of_a_task_come_back_in_order_until_it_is_closed(state: SqliteServingState) -> None:
+    state.open([OpenRow("a", NOW, b"1"), OpenRow("b", NOW, b"x")])
+    state.open([OpenRow("a", NOW, b"2")])
+    assert (state.parts("a"), state.parts("b"), state.parts("c")) == ([b"1", b"2"], [b"x"], [])
+    assert state.count() == 2
+    state.close_task("a")
+    state.close_task("a")
+    assert (state.parts("a"), state.count()) == ([], 1)
+
+
+def test_the_oldest_wait_longest(state: SqliteServingState) -> None:
+    for minutes, id in ((1, "young"), (90, "old"), (120, "older")):
+        state.open([OpenRow(id, NOW - timedelta(minutes=minutes), b"")])
+    state.open([OpenRow("old", NOW, b"later")])
+    assert state.waiting(NOW - timedelta(hours=1)) == ["old", "older"]
+    assert state.waiting(NOW - timedelta(hours=1), limit=1) == ["old"]
+
+
+def test_the_first_answer_of_a_key_is_kept_for_its_caller(state: SqliteServingState) -> None:
+    assert state.answer("me", "k") is None
+    assert state.keep_answer("me", "k", b"request", b"answer", NOW)
+    assert not state.keep_answer("me", "k", b"other", b"another", NOW)
+    assert state.answer("me", "k") == (b"request", b"answer")
+    assert state.answer("you", "k") is None
+    state.expire(NOW + timedelta(days=1))
+    assert state.answer("me", "k") is None
+
+
+def test_ratings_are_counted_per_day(state: SqliteServingState) -> None:
+    assert [state.rate("u", "2026-11-18") for _ in range(3)] == [1, 2, 3]
+    assert (state.rate("u", "2026-11-19"), state.rate("v", "2026-11-18")) == (1, 1)
+    state.expire(datetime(2026, 11, 19, tzinfo=UTC))
+    assert (state.rate("u", "2026-11-18"), state.rate("u", "2026-11-19")) == (1, 2)
+
+
+def test_what_is_written_survives_and_is_private(state: SqliteServingState, tmp_path: Path) -> None:
+    state.open([OpenRow("a", NOW, b"1")])
+    again = SqliteServingState(tmp_path / "state.sqlite")
+    assert again.parts("a") == [b"1"]
+    again.close()
+    assert (tmp_path / "state.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def _count(path: Path, number: int) -> None:
+    state = SqliteServingState(path)
+    for i in range(number):
+        state.rate("u", "2026-11-18")
+        state.open([OpenRow(f"{i}", NOW, b"")])
+    state.close()
+
+
+def test_processes_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_count, args=(path, 20)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    state = SqliteServingState(path)
+    assert (state.rate("u", "2026-11-18"), state.count()) == (61, 20)
+    state.close()
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE x (y)")
+    db.close()
+    with pytest.raises(StoreError, match="something else than Etude"):
+        SqliteServingState(other)
