@@ -46,6 +46,8 @@ TEXT_WEIGHTS = (1.0, 0.4, 0.0)
 """Weights of text that are tried where a context has categories or numbers besides."""
 QUALITY_WEIGHTS = 1 / (1 + np.concatenate([[0.0], np.logspace(-3, 3, 121)]))
 """Weights of quality at which costs and scores of past rows are known."""
+PAST_CONTEXTS = 256
+"""Past contexts that a policy keeps, as features, to know what choices among other options would cost."""
 MAX_CELLS = 2_000_000
 """Rows of the sample times options: with very many options, the sample is smaller."""
 MAX_PROCESSES, MIN_ROWS_FOR_PROCESSES = 4, 50_000
@@ -130,7 +132,7 @@ def fit_choice(
         sums, rest = _all_sums(model, rows, total, place, shares, config, report)
         model = replace(model, outcomes=refit(choose_ridges(outcomes, sums, rest), sums.plus(rest)))
     held_out = _held_out(model, fitted, features, length)
-    model = _summarised(model, held_out, seen, eligible)
+    model = _summarised(model, held_out, seen, eligible, features, length)
     report(1.0)
     judged, scores = len(taken) >= FEW and bool(groups.any()), seen.value[:, 0]
     value, plain_value = (
@@ -484,7 +486,12 @@ def _best_single(part: Part) -> int:
 
 
 def _summarised(
-    model: ChoiceModel, expected: Expectation, seen: Observed, eligible: NDArray[np.bool_] | None
+    model: ChoiceModel,
+    expected: Expectation,
+    seen: Observed,
+    eligible: NDArray[np.bool_] | None,
+    features: NDArray[Any],
+    length: Floats,
 ) -> ChoiceModel:
     """With the best single option, the unit of cost, and the frontier of past rows by folds that did not see them."""
     part, kinds = model.outcomes.parts[0], model.kinds
@@ -509,7 +516,13 @@ def _summarised(
         model,
         best_single=model.table.names[best],
         unit_usd=unit,
-        frontier=Frontier(weight=QUALITY_WEIGHTS, score=scores, cost_usd=costs),
+        frontier=Frontier(
+            weight=QUALITY_WEIGHTS,
+            score=scores,
+            cost_usd=costs,
+            features=features[:: -(-n // PAST_CONTEXTS)].astype(np.float32),
+            length=length[:: -(-n // PAST_CONTEXTS)],
+        ),
     )
 
 

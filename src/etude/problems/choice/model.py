@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,14 @@ SHARES = (SUCCESS, QUALITY)
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """Mean score and cost of choices over past rows, by weight of quality, from folds that did not see the row."""
+    """Mean score and cost of choices over past rows, by weight of quality, from folds that did not see the row; with a
+    sample of m past contexts, for other options than those."""
 
     weight: Floats
     score: Floats
     cost_usd: Floats
+    features: NDArray[np.floating[Any]] = field(default_factory=lambda: np.zeros((0, 0)))  # (m, D)
+    length: Floats = field(default_factory=lambda: np.zeros(0))  # (m,) characters
 
     def weight_for(self, score: float) -> float:
         """The quality weight of lowest cost at which past rows reach `score`; if none does, the best one."""
@@ -42,8 +45,12 @@ class Frontier:
     def weight_within(self, cost_usd: float) -> float:
         """The quality weight of highest score at which past rows cost at most this on average; if none does, the
         cheapest."""
-        within = self.cost_usd <= max(cost_usd, float(self.cost_usd.min()))
-        return float(self.weight[np.where(within, self.score, -np.inf).argmax()])
+        return _best_within(self.weight, self.score, self.cost_usd, cost_usd)
+
+
+def _best_within(weight: Floats, score: Floats, cost_usd: Floats, limit: float) -> float:
+    within = cost_usd <= max(limit, float(cost_usd.min()))
+    return float(weight[np.where(within, score, -np.inf).argmax()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +109,15 @@ class ChoiceModel:
     ) -> Expectation:
         """For known options, or any others: a new one is expected to do what those like it did. `read` are the
         features of the contexts, where they are known."""
-        features = (self.reader(contexts) if read is None else read).astype(np.float64)
+        return self._expect(self.reader(contexts) if read is None else read, lambda: self.length(contexts), offered)
+
+    def _expect(
+        self, read: NDArray[np.floating[Any]], lengths: Callable[[], Floats], offered: Offered | None
+    ) -> Expectation:
+        features = read.astype(np.float64)
         found = dict(zip(self.kinds, self.outcomes.expect(features), strict=True))
         if self.lines:
-            length = self.length(contexts)[:, None]
+            length = lengths()[:, None]
             for kind, line in self.lines.items():
                 found[kind] = amount(found[kind], line, length)
         for kind in SHARES:
@@ -129,6 +141,21 @@ class ChoiceModel:
             other=mixed,
             count=np.where(offered.is_new, 0, offered.mix @ count),
         )
+
+    def weight_within(self, cost_usd: float, offered: Offered | None = None) -> float:
+        """The quality weight of highest expected score at which choices among these options cost at most this on
+        average, in past contexts and at today's prices; if none does, the cheapest."""
+        known = self.frontier
+        if offered is None or not len(known.features):
+            return known.weight_within(cost_usd)
+        expected = self._expect(known.features, lambda: known.length, offered)
+        score, cost, rows = expected.score, expected.cost(), np.arange(len(known.features))
+        points = []
+        for weight in known.weight.tolist():
+            pick = expected.careful(expected.utility(weight, self.unit_usd), weight).argmax(1)
+            points.append((score[rows, pick].mean(), cost[rows, pick].mean()))
+        scores, costs = np.array(points).T
+        return _best_within(known.weight, scores, costs, cost_usd)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         found = {f"reader.{name}": x for name, x in self.reader.tensors().items()}

@@ -19,7 +19,7 @@ PRICES = ("usd_per_mtok_in", "usd_per_mtok_out", "usd_per_call")
 """Numbers that are prices."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Offered:
     """n options of a decision, in terms of the K known ones."""
 

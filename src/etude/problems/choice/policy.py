@@ -154,18 +154,20 @@ class ChoicePolicy:
             action=action, propensity=propensity, policy=self.version, logged=(logged,), expected=scored.expected()
         )
 
-    def quality_weight(self, preferences: Preferences) -> float:
+    def quality_weight(self, preferences: Preferences, offered: Offered | None = None) -> float:
         """Weight of the score against cost; DataError unless it is from 0 to 1."""
-        weight = self._usual_weight if preferences.quality_weight is None else preferences.quality_weight
+        weight = self._usual_weight(offered) if preferences.quality_weight is None else preferences.quality_weight
         if not 0 <= weight <= 1:  # also NaN
             raise DataError(f"quality_weight is {weight!r}: expected a number from 0, cost alone, to 1, quality alone")
         return weight
 
     @cached_property
-    def _usual_weight(self) -> float:
-        """Where a request does not name one."""
+    def _usual_weight(self) -> Callable[[Offered | None], float]:
+        """Where a request does not name one; found once per list of options."""
         limit, weight = self.config.max_mean_cost_usd, self.config.quality_weight
-        return weight if limit is None else min(weight, self.model.frontier.weight_within(limit))
+        if limit is None:
+            return lambda offered: weight
+        return lru_cache(OFFERS)(lambda offered: min(weight, self.model.weight_within(limit, offered)))
 
     def score(self, context: Any, options: Sequence[Any] | None, preferences: Preferences) -> Scored:
         """What is expected of each option, and with which probability it is chosen."""
@@ -173,7 +175,7 @@ class ChoicePolicy:
         offered = None if options is None else self.offer(options)
         expectation = self.model.expect([given], offered)
         known = self.options if offered is None else offered.options
-        weight = self.quality_weight(preferences)
+        weight = self.quality_weight(preferences, offered)
         utility = expectation.utility(weight, self.model.unit_usd)
         masked = masks(known, len(self.model.reader.text_of(given)), expectation, preferences)
         free = np.array([option.name not in masked for option in known])

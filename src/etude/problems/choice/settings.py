@@ -21,8 +21,8 @@ class ChoiceConfig:
     quality_weight: Annotated[float, Ge(0), Le(1)] = 1.0
     """Weight of the score against cost, unless a decision says otherwise: 1 is the score alone."""
     max_mean_cost_usd: Annotated[float, Gt(0)] | None = None
-    """USD that a choice may cost on average, over past rows: the quality weight is lowered until it does; null is no
-    limit."""
+    """USD that a choice may cost on average, among the options that are offered, in contexts of the past: the quality
+    weight is lowered until it does; null is no limit."""
     half_life_rows: Annotated[int, Gt(0)] | None = None
     """Number of newer rows after which a row counts half; null never fades."""
     sample: Annotated[int, Ge(100)] = 20_000

@@ -535,3 +535,24 @@ def test_a_limit_of_the_mean_cost_lowers_the_quality_weight_until_past_rows_keep
     at = int(np.flatnonzero(model.frontier.weight == limited.quality_weight(Preferences()))[0])
     assert model.frontier.cost_usd[at] <= limit
     assert limited.choose(POETIC, quality_weight=1.0).action == "poet"  # a request may say otherwise
+
+
+def test_a_limit_of_the_mean_cost_holds_among_options_that_appear_and_at_new_prices(model: ChoiceModel) -> None:
+    limit = 0.5 * (model.frontier.cost_usd.min() + model.frontier.cost_usd.max())
+    limited, unlimited = (
+        ChoicePolicy(model=model, config=ChoiceConfig(max_mean_cost_usd=most), artefact_version="v")
+        for most in (limit, 99.0)
+    )
+    texts = [row.context for row in make_rows(200, seed=5)]
+    known: list[dict[str, Any]] = list(OFFER)
+    expensive = {"name": "another poet", "description": OPTIONS["poet"]["description"], "cost_usd": 5 * limit}
+    raised = [option | {"usd_per_mtok_in": 2 * option["usd_per_mtok_in"]} for option in known]
+
+    def cost(policy: ChoicePolicy, options: list[dict[str, Any]]) -> float:
+        scored = [policy.score(text, options, Preferences()) for text in texts]
+        return float(np.mean([one.expectation.cost()[0, int(one.probability.argmax())] for one in scored]))
+
+    for options in (known, raised, [expensive, *known]):
+        assert cost(limited, options) <= 1.05 * limit
+        assert cost(unlimited, options) > 1.2 * limit
+    assert unlimited.quality_weight(Preferences(), unlimited.offer(known)) == 1.0
