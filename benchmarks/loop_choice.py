@@ -48,9 +48,9 @@ class ChoiceWorld:
         self.held_out, self.traffic = order[:HELD_OUT], order[HELD_OUT:]
         self.names = [option["name"] for option in data.options]
         self.drift(-1)
-        self.budget = float(self.cost[self.traffic][:, self.offered].mean())
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, budget: float | None) -> dict[str, Any]:
+        """`budget` is what the first policy costs: later ones are to cost no more."""
         return {
             "experience": {
                 "reward_version": 4,
@@ -62,7 +62,7 @@ class ChoiceWorld:
                 "explore": "epsilon",
                 "epsilon": EPSILON,
                 "half_life_rows": HALF_LIFE,
-                "max_mean_cost_usd": self.budget,
+                "max_mean_cost_usd": budget,
             },
             "release": {"gates": {"min_propensity": EPSILON / OFFERED}},
         }
@@ -137,11 +137,18 @@ class ChoiceWorld:
             found.append({"success": float(success), "cost_usd": cost})
         return found
 
+    def cost_of(self, registry: Registry, version: str) -> float:
+        """Mean USD per query of traffic."""
+        return self._measure(registry, version, self.traffic[:HELD_OUT])["cost_usd"]
+
     def measure(self, registry: Registry, version: str) -> dict[str, float]:
-        """Exact: the mean over held-out queries of what each option gives, by the policy's probabilities."""
+        return self._measure(registry, version, self.held_out)
+
+    def _measure(self, registry: Registry, version: str, rows: np.ndarray) -> dict[str, float]:
+        """Exact: the mean over queries of what each option gives, by the policy's probabilities."""
         decider: Any = contender(registry.artefact(version), find_spec("choice"), SLOT, settings_here()).load()
         success, cost, greedy = [], [], []
-        for row in self.held_out:
+        for row in rows:
             p = decider.score(self.context(row), self.options, Preferences()).probability
             success.append(p @ self.success[row, self.offered])
             cost.append(p @ self.cost[row, self.offered])

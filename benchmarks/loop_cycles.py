@@ -77,8 +77,8 @@ class World(Protocol):
     batch: int
     """Tasks between two ticks."""
 
-    def settings(self) -> dict[str, Any]:
-        """The problem's own sections of etude.yaml, and those of experience."""
+    def settings(self, budget: float | None) -> dict[str, Any]:
+        """The problem's own sections of etude.yaml, and those of experience; `budget` is in USD per task."""
 
     def drift(self, cycle: int) -> str:
         """Move to the state of a cycle; what changed, in words."""
@@ -88,6 +88,9 @@ class World(Protocol):
 
     def serve(self, number: int, clock: SimulatedClock) -> list[Measures]:
         """Carry out that many tasks by what serves, recorded as trajectories; their outcomes."""
+
+    def cost_of(self, registry: Registry, version: str) -> float | None:
+        """The budget of all later policies: what this one costs per task, on tasks of the traffic; None is no budget."""
 
     def measure(self, registry: Registry, version: str) -> Measures:
         """The policy as it serves, in the present state, on held-out tasks: success, cost_usd and others."""
@@ -256,8 +259,7 @@ def run(problem: str, seed: int, out: Path, cycles: int, world: World) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     file = Path("etude.yaml")
-    file.write_text(yaml.safe_dump(settings(world)))
-    done: dict[str, Any] = {"problem": problem, "seed": seed, "start": "", "cycles": []}
+    done: dict[str, Any] = {"problem": problem, "seed": seed, "start": "", "budget": None, "cycles": []}
     if out.exists():
         done = json.loads(out.read_text())
     clock = SimulatedClock()
@@ -265,11 +267,17 @@ def run(problem: str, seed: int, out: Path, cycles: int, world: World) -> None:
         clock.now = datetime.fromisoformat(CLOCK.read_text())
     set_clock(clock)
     world.drift(len(done["cycles"]) - 1)
+    file.write_text(yaml.safe_dump(settings(world, done["budget"])))
+    if not done["start"]:
+        with open_loop(file) as loop:
+            bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
+            done["start"] = bench.begin()
+            done["budget"] = world.cost_of(bench.registry, done["start"])
+            loop.resign()
+        out.write_text(json.dumps(done))
+        file.write_text(yaml.safe_dump(settings(world, done["budget"])))
     with open_loop(file) as loop:
         bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
-        if not done["start"]:
-            done["start"] = bench.begin()
-            out.write_text(json.dumps(done))
         for number in range(len(done["cycles"]), cycles):
             found = bench.cycle(number, done["start"])
             done["cycles"].append(found)
@@ -278,9 +286,9 @@ def run(problem: str, seed: int, out: Path, cycles: int, world: World) -> None:
         loop.resign()
 
 
-def settings(world: World) -> dict[str, Any]:
-    """etude.yaml: the product's defaults, but for a weekly job, a holdback that ends before the next week, and a reward
-    with bounds."""
+def settings(world: World, budget: float | None) -> dict[str, Any]:
+    """etude.yaml: the product's defaults, but for a weekly job, a holdback that ends before the next week, a reward
+    with bounds, and for choices a budget, what the first policy costs."""
     own: dict[str, Any] = {
         "loop": {
             "threshold": 12000,
@@ -293,7 +301,7 @@ def settings(world: World) -> dict[str, Any]:
         },
         "release": {"canary": {"holdback_days": 1.0}},
     }
-    for section, values in world.settings().items():
+    for section, values in world.settings(budget).items():
         own[section] = own.get(section, {}) | values
     return own
 

@@ -87,7 +87,8 @@ class WorkflowWorld:
         self.held_out = self.bench.place.config.held_out
         self.drift(-1)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, budget: float | None) -> dict[str, Any]:
+        """Plans have no budget of a mean."""
         return {
             "experience": {"reward_version": 4, "explore": EXPLORE},
             "loop": {"threshold": 1200},
@@ -179,6 +180,9 @@ class WorkflowWorld:
         orchestrator = Orchestrator(decider, crew, log=Publisher(clock, seconds), seed=10**6 * self.seed + first)
         results = run_virtually(orchestrator.execute_all(texts))
         return [_measured(result.trajectory) for result in results]
+
+    def cost_of(self, registry: Registry, version: str) -> float | None:
+        return None
 
     def measure(self, registry: Registry, version: str) -> dict[str, float]:
         planner = load(registry.artefact(version))
