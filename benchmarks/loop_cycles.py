@@ -90,7 +90,7 @@ class World(Protocol):
         """Carry out that many tasks by what serves, recorded as trajectories; their outcomes."""
 
     def cost_of(self, registry: Registry, version: str) -> float | None:
-        """The budget of all later policies: what this one costs per task, on tasks of the traffic; None is no budget."""
+        """The budget of all later policies: what this one costs per task of the traffic; None is no budget."""
 
     def measure(self, registry: Registry, version: str) -> Measures:
         """The policy as it serves, in the present state, on held-out tasks: success, cost_usd and others."""
