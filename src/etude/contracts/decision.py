@@ -50,6 +50,8 @@ class DecisionRequest(Struct, frozen=True, kw_only=True):
     it, the incumbent decides."""
     conversation: str | None = None
     """Id of the conversation that the trajectory belongs to, where all of it has to be on one policy."""
+    explain: bool = True
+    """Whether the answer of a choice says what is expected of each option."""
 
 
 class LoggedDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):

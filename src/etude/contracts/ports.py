@@ -59,6 +59,18 @@ class Decider(Protocol):
 
 
 @runtime_checkable
+class BatchDecider(Decider, Protocol):
+    """A decider that answers requests that arrive together in one computation."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether it answers within about a millisecond, so that it is asked without a thread and a deadline."""
+
+    def decide_many(self, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
+        """For each request, in order, what `decide` gives, or the error that it raises."""
+
+
+@runtime_checkable
 class AsyncDecider(Decider, Protocol):
     """A decider that waits for a service, so that an event loop should not wait with it."""
 

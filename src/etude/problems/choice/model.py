@@ -62,6 +62,16 @@ class Expectation:
     other: Mapping[str, Floats]  # by kind, (n, K)
     count: Floats  # (K,) past outcomes
 
+    def row(self, i: int) -> Expectation:
+        """Of one context."""
+        own = slice(i, i + 1)
+        return Expectation(
+            score=self.score[own],
+            error=self.error[own],
+            other={kind: table[own] for kind, table in self.other.items()},
+            count=self.count,
+        )
+
     def cost(self) -> Floats:
         return self.other.get(COST, np.zeros_like(self.score))
 
@@ -105,14 +115,26 @@ class ChoiceModel:
         return np.array([float(len(self.reader.text_of(context))) for context in contexts])
 
     def expect(
-        self, contexts: Sequence[Context], offered: Offered | None = None, *, read: NDArray[np.float32] | None = None
+        self,
+        contexts: Sequence[Context],
+        offered: Offered | None = None,
+        *,
+        read: NDArray[np.float32] | None = None,
+        errors: bool = True,
     ) -> Expectation:
         """For known options, or any others: a new one is expected to do what those like it did. `read` are the
-        features of the contexts, where they are known."""
-        return self._expect(self.reader(contexts) if read is None else read, lambda: self.length(contexts), offered)
+        features of the contexts, where they are known. Without `errors`, standard errors are nan: they take longer
+        than the rest."""
+        found = self.reader(contexts) if read is None else read
+        return self._expect(found, lambda: self.length(contexts), offered, errors=errors)
 
     def _expect(
-        self, read: NDArray[np.floating[Any]], lengths: Callable[[], Floats], offered: Offered | None
+        self,
+        read: NDArray[np.floating[Any]],
+        lengths: Callable[[], Floats],
+        offered: Offered | None,
+        *,
+        errors: bool = True,
     ) -> Expectation:
         features = read.astype(np.float64)
         found = dict(zip(self.kinds, self.outcomes.expect(features), strict=True))
@@ -125,7 +147,8 @@ class ChoiceModel:
                 found[kind] = found[kind].clip(0, 1)
         if self.policy is not None:
             found[LEARNED] = self.policy.learned(features)
-        error, count = self.outcomes.standard_error(features), self.outcomes.parts[0].count
+        count = self.outcomes.parts[0].count
+        error = self.outcomes.standard_error(features) if errors else np.full((len(features), len(count)), np.nan)
         if offered is None:
             return Expectation(score=found.pop(SCORE), error=error, other=found, count=count)
         mixed = {kind: table @ offered.mix.T for kind, table in found.items()}

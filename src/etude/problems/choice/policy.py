@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, get_args
 
 import msgspec
@@ -22,11 +22,14 @@ from etude.contracts.policy import SAMPLED
 from etude.contracts.suggestions import nearest
 from etude.learning.artefact import Artefact
 from etude.learning.explore import Explore, probabilities
-from etude.problems.choice.contexts import read_context
+from etude.learning.outcome_model import FEW
+from etude.problems.choice.contexts import Context, read_context
 from etude.problems.choice.model import ChoiceModel, Expectation
 from etude.problems.choice.options import Offered
 from etude.problems.choice.rows import COST, LATENCY, QUALITY, SUCCESS
 from etude.problems.choice.settings import ChoiceConfig, ChoiceSettings
+from etude.text.ngrams import NGramEncoder
+from etude.text.static import StaticEncoder
 
 Floats = NDArray[np.float64]
 TOKENS_PER_CHAR = 0.3
@@ -35,6 +38,7 @@ OFFERS = 16
 """Lists of options that are remembered."""
 LENGTHS = ("context_tokens", "max_context_tokens", "context_length")
 """Numbers of an option that limit the tokens of a context."""
+NO_ANSWER = RuntimeError("no answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,12 @@ class Scored:
     utility: Floats  # (K,)
     probability: Floats  # (K,) 0 where masked
     masked: Mapping[str, str]  # reason by name
+
+    def free(self) -> list[Any]:
+        """The options that may be chosen, in JSON."""
+        if not self.masked:
+            return list(self.values)
+        return [value for value, one in zip(self.values, self.options, strict=True) if one.name not in self.masked]
 
     def expected(self) -> dict[str, Expected]:
         e = self.expectation
@@ -128,31 +138,66 @@ class ChoicePolicy:
         )
         return self.decide(request)
 
+    @property
+    def quick(self) -> bool:
+        """Whether contexts are read without a network or a service."""
+        return not self.model.reader.has_text or isinstance(self.model.reader.encoder, StaticEncoder | NGramEncoder)
+
     def decide(self, request: DecisionRequest) -> Decision:
-        scored = self.score(request.context, request.options, request.preferences)
+        (found,) = self._decide_alike([request])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def decide_many(self, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
+        """Those that offer the same options with the same preferences are computed together."""
+        alike: dict[tuple[int, Preferences, bool], list[int]] = {}
+        for place, request in enumerate(requests):
+            alike.setdefault((id(request.options), request.preferences, request.explain), []).append(place)
+        found: list[Decision | Exception] = [NO_ANSWER] * len(requests)
+        for places in alike.values():
+            answers = self._decided([requests[place] for place in places])
+            for place, answer in zip(places, answers, strict=True):
+                found[place] = answer
+        return found
+
+    def _decided(self, requests: Sequence[DecisionRequest]) -> Sequence[Decision | Exception]:
+        """One that cannot be read fails alone."""
+        try:
+            return self._decide_alike(requests)
+        except Exception as error:  # of a context of any kind
+            if len(requests) == 1:
+                return [error]
+            return [self._decided([request])[0] for request in requests]
+
+    def _decide_alike(self, requests: Sequence[DecisionRequest]) -> Sequence[Decision | Exception]:
+        """Of requests that differ in their contexts and seeds alone."""
+        first, contexts = requests[0], [request.context for request in requests]
+        scored = self._score_all(contexts, first.options, first.preferences, errors=first.explain)
+        return [self._answer(request, one) for request, one in zip(requests, scored, strict=True)]
+
+    def _answer(self, request: DecisionRequest, scored: Scored) -> Decision | NoOptionError:
         if not scored.probability.sum() > 0:
             names: dict[str, list[str]] = {}
             for name, reason in scored.masked.items():
                 names.setdefault(reason, []).append(name)
             why = "; ".join(f"{', '.join(same)}: {reason}" for reason, same in names.items())
-            raise NoOptionError(
+            return NoOptionError(
                 f"no option of {self.problem!r} may be chosen ({why}): offer others, or allow more", scored.expected()
             )
         at = _draw(scored.probability, request.seed)
         action = scored.options[at].name if request.options is None else request.options[at]
-        free = [value for i, value in enumerate(scored.values) if scored.options[i].name not in scored.masked]
         propensity = float(scored.probability[at])
         logged = LoggedDecision(
             problem=self.problem,
             context=plain(request.context),
-            eligible=free,
+            eligible=scored.free(),
             action=scored.options[at].name,
             propensity=propensity,
             policy=self.version,
         )
-        return Decision(
-            action=action, propensity=propensity, policy=self.version, logged=(logged,), expected=scored.expected()
-        )
+        expected = scored.expected() if request.explain else {}
+        return Decision(action=action, propensity=propensity, policy=self.version, logged=(logged,), expected=expected)
 
     def quality_weight(self, preferences: Preferences, offered: Offered | None = None) -> float:
         """Weight of the score against cost; DataError unless it is from 0 to 1."""
@@ -171,35 +216,74 @@ class ChoicePolicy:
 
     def score(self, context: Any, options: Sequence[Any] | None, preferences: Preferences) -> Scored:
         """What is expected of each option, and with which probability it is chosen."""
-        given = read_context(context)
+        return next(self._score_all([context], options, preferences))
+
+    def _score_all(
+        self, contexts: Sequence[Any], options: Sequence[Any] | None, preferences: Preferences, *, errors: bool = True
+    ) -> Iterator[Scored]:
+        given = [read_context(context) for context in contexts]
         offered = None if options is None else self.offer(options)
-        expectation = self.model.expect([given], offered)
         known = self.options if offered is None else offered.options
+        expectation = self.model.expect(given, offered, errors=errors or self._needs_errors(offered))
         weight = self.quality_weight(preferences, offered)
-        utility = expectation.utility(weight, self.model.unit_usd)
-        masked = masks(known, len(self.model.reader.text_of(given)), expectation, preferences)
-        free = np.array([option.name not in masked for option in known])
-        probability = np.zeros(len(known))
-        if free.any():
-            learned = self.model.policy
-            careful = expectation.careful(utility, weight) if self.explore == "none" else utility
-            trust = np.where(expectation.count > 0, self.config.posterior_scale, 1.0)
-            probability[free] = probabilities(
-                careful[0, free],
-                weight * (trust * expectation.error[0])[free],
-                explore="softmax" if learned is not None and self.explore != "none" else self.explore,
-                epsilon=self.config.epsilon,
-                temperature=self.config.temperature if learned is None else learned.temperature,
-                price=self.config.price,
+        utility = expectation.utility(weight, self.model.unit_usd)  # (n, K)
+        rated = expectation.careful(utility, weight) if self.explore == "none" else utility
+        ruled_out, is_limited = self._ruled_out(offered, preferences)
+        for i, context in enumerate(given):
+            own = expectation.row(i)
+            masked = (
+                masks(known, partial(self._chars, context), own, preferences, ruled_out) if is_limited else ruled_out
             )
-        return Scored(
-            values=self.model.table.names if offered is None else offered.values,
-            options=known,
-            expectation=expectation,
-            utility=utility[0],
-            probability=probability,
-            masked=masked,
+            yield Scored(
+                values=self.model.table.names if offered is None else offered.values,
+                options=known,
+                expectation=own,
+                utility=utility[i],
+                probability=self._probability(rated[i], weight * own.error[0], own.count, masked, known),
+                masked=masked,
+            )
+
+    def _chars(self, context: Context) -> int:
+        return len(self.model.reader.text_of(context))
+
+    def _needs_errors(self, offered: Offered | None) -> bool:
+        """Whether probabilities depend on standard errors."""
+        if self.explore == "none":  # they lower options of which little is known
+            few = bool((self.model.outcomes.parts[0].count < FEW).any())
+            return few or (offered is not None and bool(offered.is_new.any()))
+        return self.explore == "thompson"
+
+    def _probability(
+        self, utility: Floats, error: Floats, count: Floats, masked: Mapping[str, str], known: Sequence[Option]
+    ) -> Floats:
+        """(K,)."""
+        free = np.array([option.name not in masked for option in known]) if masked else np.ones(len(known), bool)
+        found = np.zeros(len(known))
+        if not free.any():
+            return found
+        learned, trust = self.model.policy, np.where(count > 0, self.config.posterior_scale, 1.0)
+        found[free] = probabilities(
+            utility[free],
+            (trust * error)[free],
+            explore="softmax" if learned is not None and self.explore != "none" else self.explore,
+            epsilon=self.config.epsilon,
+            temperature=self.config.temperature if learned is None else learned.temperature,
+            price=self.config.price,
         )
+        return found
+
+    @cached_property
+    def _ruled_out(self) -> Callable[[Offered | None, Preferences], tuple[Mapping[str, str], bool]]:
+        """Options that rule themselves out, with the reason, and whether contexts can rule out more; found once per
+        list of options and preferences."""
+
+        def find(offered: Offered | None, preferences: Preferences) -> tuple[Mapping[str, str], bool]:
+            known = self.options if offered is None else offered.options
+            reasons = ((option.name, why_not(option, preferences)) for option in known)
+            is_limited = any(key in option.numbers for option in known for key in LENGTHS) or bool(limits(preferences))
+            return {name: reason for name, reason in reasons if reason is not None}, is_limited
+
+        return lru_cache(OFFERS)(find)
 
     def offer(self, options: Sequence[Any]) -> Offered:
         """Read once per list of options: agents offer the same ones again and again."""
@@ -218,13 +302,21 @@ class ChoicePolicy:
         return lru_cache(OFFERS)(lambda options: table.offer(msgspec.json.decode(options), encoder))
 
 
-def masks(options: Sequence[Option], chars: int, expectation: Expectation, preferences: Preferences) -> dict[str, str]:
-    """Why an option may not be chosen, by name, for those that may not: by what it says of itself, by its context
-    length, or by what it is expected to cost and take."""
-    found: dict[str, str] = {}
+def masks(
+    options: Sequence[Option],
+    chars: Callable[[], int],
+    expectation: Expectation,
+    preferences: Preferences,
+    ruled_out: Mapping[str, str],
+) -> dict[str, str]:
+    """Why an option may not be chosen, by name, for those that may not: by what it says of itself (`ruled_out`), by its
+    context length, or by what it is expected to cost and take."""
+    found = dict(ruled_out)
     limited = {kind: (limit, expectation.other.get(kind)) for kind, limit in limits(preferences).items()}
     for i, option in enumerate(options):
-        reason = why_not(option, preferences) or _too_long(option, chars)
+        if option.name in found:
+            continue
+        reason = _too_long(option, chars)
         for kind, (limit, table) in limited.items():
             reason = reason or _too_much(option, kind, None if table is None else float(table[0, i]), limit)
         if reason is not None:
@@ -232,11 +324,11 @@ def masks(options: Sequence[Option], chars: int, expectation: Expectation, prefe
     return found
 
 
-def _too_long(option: Option, chars: int) -> str | None:
+def _too_long(option: Option, chars: Callable[[], int]) -> str | None:
     limit = min((option.numbers[key] for key in LENGTHS if key in option.numbers), default=None)
-    if limit is None or chars * TOKENS_PER_CHAR <= limit:
+    if limit is None or (length := chars()) * TOKENS_PER_CHAR <= limit:
         return None
-    return f"its context of {limit:,.0f} tokens is too short for {chars:,} characters"
+    return f"its context of {limit:,.0f} tokens is too short for {length:,} characters"
 
 
 def _too_much(option: Option, kind: str, expected: float | None, limit: float) -> str | None:

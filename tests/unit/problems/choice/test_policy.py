@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from etude.contracts.decision import Decision, DecisionRequest, Preferences
+from etude.contracts.decision import Decision, DecisionRequest, NoOptionError, Preferences
 from etude.contracts.errors import CheckpointError, ConfigError, DataError
 from etude.contracts.option import Option
 from etude.learning.artefact import Artefact, write_artefact
@@ -556,3 +557,46 @@ def test_a_limit_of_the_mean_cost_holds_among_options_that_appear_and_at_new_pri
         assert cost(limited, options) <= 1.05 * limit
         assert cost(unlimited, options) > 1.2 * limit
     assert unlimited.quality_weight(Preferences(), unlimited.offer(known)) == 1.0
+
+
+# Many at a time
+
+
+def test_requests_that_arrive_together_get_the_answers_that_each_gets_alone(policy: ChoicePolicy) -> None:
+    offers = [OFFER, OFFER[:2], None, OFFER]
+    wanted = [Preferences(), Preferences(max_cost_usd=0.025), Preferences(quality_weight=0.2), Preferences(region="us")]
+    requests = [
+        DecisionRequest(context=text, options=offers[i % 4], preferences=wanted[i % 3], seed=i)
+        for i, text in enumerate([FORMAL, POETIC, "hello", FORMAL + " " + POETIC] * 6)
+    ]
+    for asked in (policy, replace(policy, explore="epsilon"), replace(policy, explore="thompson")):
+        together = asked.decide_many(requests)
+        alone = [asked.decide(request) for request in requests]
+        for one, other in zip(together, alone, strict=True):
+            assert isinstance(one, Decision)
+            assert (one.action, one.policy) == (other.action, other.policy)
+            assert one.propensity == pytest.approx(other.propensity)
+            assert one.logged[0].eligible == other.logged[0].eligible
+            assert one.expected.keys() == other.expected.keys()
+
+
+class Unreadable(dict[str, Any]):
+    def items(self) -> Any:
+        raise DataError("cannot be read")
+
+
+def test_of_requests_that_arrive_together_one_that_is_wrong_fails_alone(policy: ChoicePolicy) -> None:
+    good, wrong = (DecisionRequest(context=context, options=OFFER) for context in (FORMAL, Unreadable(a=1)))
+    none = DecisionRequest(context=FORMAL, options=OFFER, preferences=Preferences(allowed=()))
+    found = policy.decide_many([good, wrong, good, none])
+    assert [type(one) for one in found] == [Decision, DataError, Decision, NoOptionError]
+
+
+def test_without_an_explanation_the_same_option_is_chosen(policy: ChoicePolicy) -> None:
+    for explore in ("none", "epsilon", "thompson"):
+        asked = replace(policy, explore=explore)
+        for seed, text in enumerate((FORMAL, POETIC, "hello")):
+            request = DecisionRequest(context=text, options=(*OFFER, "a new one"), seed=seed)
+            full, short = asked.decide(request), asked.decide(msgspec.structs.replace(request, explain=False))
+            assert (short.action, short.expected) == (full.action, {})
+            assert short.propensity == pytest.approx(full.propensity)
