@@ -143,7 +143,13 @@ def with_experience(opened: Experience, file: Path | None = None) -> Release:
     return Release(settings=settings, experience=opened, registry=registry, controller=controller)
 
 
-def served_policy(slot: str, settings: ReleaseSettings | None = None, *, first: Decider | None = None) -> ServedPolicy:
+def served_policy(
+    slot: str,
+    settings: ReleaseSettings | None = None,
+    *,
+    first: Decider | None = None,
+    swap_when_loaded: bool = False,
+) -> ServedPolicy:
     """The policy that serves a slot now and later: as its problem loads it, or as it decides in `task.decide`."""
     chosen = settings or settings_here()
     registry = open_registry(chosen)
@@ -161,6 +167,7 @@ def served_policy(slot: str, settings: ReleaseSettings | None = None, *, first: 
         load=load,
         journal=Path(chosen.experience.folder).absolute() / ASSIGNMENTS,
         first=first,
+        swap_when_loaded=swap_when_loaded,
         clock_ns=now_ns,
     )
 

@@ -58,7 +58,6 @@ class Decider(Protocol):
         """The decision; DataError if the request is not what the problem expects."""
 
 
-@runtime_checkable
 class BatchDecider(Decider, Protocol):
     """A decider that answers requests that arrive together in one computation."""
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from threading import Lock
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypedDict, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -238,6 +238,11 @@ class OptOuts:
         return self._known
 
 
+class _Unit(TypedDict, total=False):
+    trajectory: str | None
+    conversation: str | None
+
+
 @dataclass(kw_only=True)
 class Task:
     """A task in progress. Its trajectory is published when the `with` statement ends."""
@@ -342,7 +347,7 @@ class Task:
         self._decisions += [msgspec.structs.replace(d, at_ms=max(at_ms, d.at_ms)) for d in decision.logged]
         return decision
 
-    def _unit(self) -> dict[str, str | None]:
+    def _unit(self) -> _Unit:
         """What a release assigns to a policy as a whole. A task that is not stored is no evidence: the incumbent
         decides."""
         return {"trajectory": self.id, "conversation": self.conversation} if self.collect else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
 from time import monotonic, perf_counter, time_ns
@@ -15,7 +15,7 @@ from urllib.parse import quote
 from etude.contracts.decision import Decision, DecisionRequest, NoOptionError
 from etude.contracts.errors import DataError, ReleaseError
 from etude.contracts.plain import plain
-from etude.contracts.ports import Decider
+from etude.contracts.ports import BatchDecider, Decider
 from etude.contracts.release import Exposure, Mode, Serving
 from etude.release.assignment import INVALID, Assigned, Assignments
 from etude.release.shadow import ShadowAnswer, ShadowJournal
@@ -53,12 +53,15 @@ class ServedPolicy:
         load: Callable[[str], Decider],
         journal: Path,
         first: Decider | None = None,
+        swap_when_loaded: bool = False,
         clock_ns: Callable[[], int] = time_ns,
     ) -> None:
         """`load` gives the policy of a version; `journal` is the folder where assignments of all slots are written;
-        `first` decides until a first policy is promoted."""
+        `first` decides until a first policy is promoted. With `swap_when_loaded`, an incumbent that has to be loaded
+        is loaded by a thread of its own, and until then the last one decides: no request waits for a file."""
         self.slot, self.problem = slot, slot
         self._follows, self._load, self._first = follows, load, first
+        self._swap_when_loaded, self._last = swap_when_loaded, ""
         folder = journal / quote(slot, safe="")
         self._assignments = Assignments(folder, clock_ns=clock_ns)
         self._shadow = _Shadow(ShadowJournal(folder))
@@ -82,6 +85,60 @@ class ServedPolicy:
         return self._asked(
             serving, exposure, request.trajectory, request.conversation, lambda policy: policy.decide(request)
         )
+
+    @property
+    def quick(self) -> bool:
+        """Whether the policies that may decide now are loaded, and answer without a deadline."""
+        serving = self._follows.serving()
+        holds_back = serving.exposure is not None and serving.exposure.mode is Mode.HOLDBACK
+        needed = {serving.incumbent, serving.previous if holds_back else serving.incumbent}
+        return all(getattr(self._ready(version), "quick", False) for version in needed)
+
+    def _ready(self, version: str | None) -> Decider | None:
+        """The policy that would decide for this version without waiting."""
+        if version is None:
+            return self._first
+        return self._policies.get(version) or (self._policies.get(self._last) if self._swap_when_loaded else None)
+
+    def decide_many(self, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
+        """Those of the same arm are asked together."""
+        serving = self._follows.serving()
+        exposure = serving.exposure
+        if exposure is None:
+            return decide_many(self._incumbent(serving), requests)
+        if exposure.share == 0:
+            return [_caught(self.decide, request) for request in requests]
+        by_arm: dict[bool, list[int]] = {}
+        for place, request in enumerate(requests):
+            by_arm.setdefault(self._is_candidates(exposure, request), []).append(place)
+        found: dict[int, Decision | Exception] = {}
+        for candidate, places in by_arm.items():
+            asked = [requests[place] for place in places]
+            policy = self._policies[exposure.candidate] if candidate else self._other(serving, exposure)
+            answers = decide_many(policy, asked)
+            for place, request, answer in zip(places, asked, answers, strict=True):
+                found[place] = self._checked(serving, exposure, request, answer) if candidate else answer
+        return [found[place] for place in range(len(requests))]
+
+    def _is_candidates(self, exposure: Exposure, request: DecisionRequest) -> bool:
+        """Whether the candidate decides; the unit is assigned."""
+        if request.trajectory is None or self._candidate(exposure.candidate) is None:
+            return False
+        return self._assign(exposure, request.trajectory, request.conversation).candidate
+
+    def _checked(
+        self, serving: Serving, exposure: Exposure, request: DecisionRequest, answer: Decision | Exception
+    ) -> Decision | Exception:
+        """The candidate's answer; the other arm's where it failed or answers nonsense."""
+        if isinstance(answer, DataError | NoOptionError):
+            return answer  # the request is at fault
+        why = f"{type(answer).__name__}: {answer}" if isinstance(answer, Exception) else invalid(answer)
+        if not why:
+            return answer
+        assert request.trajectory is not None
+        assigned = self._assign(exposure, request.trajectory, request.conversation)
+        self._failed(exposure, assigned, why)
+        return _caught(self._other(serving, exposure).decide, request)
 
     def prepare(self) -> None:
         """Load every policy that serves now, the candidate's too, and return when they are loaded."""
@@ -144,9 +201,12 @@ class ServedPolicy:
             raise  # the request is at fault
         except Exception as error:  # whatever a policy of any package raises
             why = f"{type(error).__name__}: {error}"
+        self._failed(exposure, assigned, why)
+        return ask(self._other(serving, exposure))
+
+    def _failed(self, exposure: Exposure, assigned: Assigned, why: str) -> None:
         log.error("%s: candidate %s failed, the incumbent decides: %s", self.slot, exposure.candidate, why)
         self._assignments.failed(exposure, assigned, why)
-        return ask(self._other(serving, exposure))
 
     def _arm(
         self, serving: Serving, exposure: Exposure, trajectory: str, conversation: str | None
@@ -156,9 +216,12 @@ class ServedPolicy:
         candidate = self._candidate(exposure.candidate)
         if candidate is None:
             return None, other
-        unit = conversation if exposure.unit == "conversation" and conversation is not None else trajectory
-        assigned = self._assignments.assign(exposure, unit, trajectory)
+        assigned = self._assign(exposure, trajectory, conversation)
         return assigned, candidate if assigned.candidate else other
+
+    def _assign(self, exposure: Exposure, trajectory: str, conversation: str | None) -> Assigned:
+        unit = conversation if exposure.unit == "conversation" and conversation is not None else trajectory
+        return self._assignments.assign(exposure, unit, trajectory)
 
     def _incumbent(self, serving: Serving) -> Decider:
         if serving.incumbent is None:
@@ -167,6 +230,10 @@ class ServedPolicy:
             raise ReleaseError(
                 f"no policy serves {self.slot!r}: register one and promote it (`etude models list` shows what there is)"
             )
+        last = self._policies.get(self._last) if self._swap_when_loaded else None
+        if last is not None and self._candidate(serving.incumbent) is None:
+            return last
+        self._last = serving.incumbent
         return self._loaded(serving.incumbent)
 
     def _other(self, serving: Serving, exposure: Exposure) -> Decider:
@@ -216,6 +283,20 @@ class ServedPolicy:
         if candidate is not None:
             self._shadow.ask(exposure.release, candidate, request, decision)
         return decision
+
+
+def decide_many(policy: Decider, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
+    """The answers of any policy, or the errors that it raises."""
+    if hasattr(policy, "decide_many"):
+        return cast(BatchDecider, policy).decide_many(requests)
+    return [_caught(policy.decide, request) for request in requests]
+
+
+def _caught(decide: Callable[[DecisionRequest], Decision], request: DecisionRequest) -> Decision | Exception:
+    try:
+        return decide(request)
+    except Exception as error:  # whatever a policy of any package raises
+        return error
 
 
 def invalid(decision: Any) -> str:

@@ -38,7 +38,6 @@ OFFERS = 16
 """Lists of options that are remembered."""
 LENGTHS = ("context_tokens", "max_context_tokens", "context_length")
 """Numbers of an option that limit the tokens of a context."""
-NO_ANSWER = RuntimeError("no answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +153,11 @@ class ChoicePolicy:
         alike: dict[tuple[int, Preferences, bool], list[int]] = {}
         for place, request in enumerate(requests):
             alike.setdefault((id(request.options), request.preferences, request.explain), []).append(place)
-        found: list[Decision | Exception] = [NO_ANSWER] * len(requests)
+        found: dict[int, Decision | Exception] = {}
         for places in alike.values():
             answers = self._decided([requests[place] for place in places])
-            for place, answer in zip(places, answers, strict=True):
-                found[place] = answer
-        return found
+            found |= zip(places, answers, strict=True)
+        return [found[place] for place in range(len(requests))]
 
     def _decided(self, requests: Sequence[DecisionRequest]) -> Sequence[Decision | Exception]:
         """One that cannot be read fails alone."""
