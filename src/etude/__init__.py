@@ -1,6 +1,7 @@
 """Etude learns the decisions an AI-agent orchestrator makes. Importing it brings no torch.
 
 task, feedback     what your agent does becomes experience to learn from
+choose             a task that is one choice, in one line
 train, evaluate    a policy of any problem, from Python as by the commands of the same name
 load               a trained policy, ready to decide
 Orchestrator       plans carried out on workers
@@ -9,7 +10,7 @@ EtudeError         every error that is raised on purpose; DataError is about wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "EtudeError",
     "Orchestrator",
     "__version__",
+    "choose",
     "evaluate",
     "feedback",
     "load",
@@ -49,10 +51,26 @@ def task(task: str, **about: Any) -> Any:
 
     `about`: user, group, tenant, agent, model, problem, conversation, metadata, id; collect=False keeps nothing. See
     `etude.experience.task.Collector.task`.
+
+    With the environment variables ETUDE_URL and ETUDE_API_KEY, that server decides and stores.
     """
     from etude.bootstrap.experience import collector
 
     return collector().task(task, **about)
+
+
+def choose(name: str, context: Any = None, *, options: Sequence[Any], task: str | None = None, **more: Any) -> Any:
+    """One of `options`, in one line: a task with one choice of your own, as `task.decide` makes it.
+
+    What it returns equals the chosen option, and has its `propensity`, `policy` and `task`: report what happened by
+    `.task.outcome(success=…)`, or rate it, even days later, by `etude.feedback(….task.id, thumbs="up")`. `more` is
+    what `etude.task` and `task.decide` take: user, default, max_cost_usd, …. `task` is what is to be done, in words; by
+    default it is the text of the context.
+    """
+    from etude.bootstrap.experience import collector
+    from etude.experience.one_choice import choose_once
+
+    return choose_once(collector(), name, context, options=options, task=task, **more)
 
 
 def feedback(trajectory_id: str, **rating: Any) -> bool:

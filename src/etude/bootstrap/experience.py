@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -44,6 +45,8 @@ SERVED = "served"
 """Name of a policy in the settings: the one that the registry's serving pointer names."""
 LEARNED = CHOICE.removesuffix(":")
 """The problem whose policies learn choices of a user's own."""
+URL, API_KEY = "ETUDE_URL", "ETUDE_API_KEY"
+"""Variables that name the server which decides and stores in place of this process."""
 EXIT_TIMEOUT_S = 2.0
 """Seconds for which the end of a process may wait for its last events to be forwarded."""
 
@@ -66,11 +69,11 @@ def config_here(file: Path | None = None) -> ExperienceConfig:
     return read_config(file, environ=os.environ)
 
 
-def open_outbox(config: ExperienceConfig) -> EventBus:
+def open_outbox(config: ExperienceConfig, name: str = OUTBOX) -> EventBus:
     """The outbox, to which all events are published."""
     from etude.adapters.outbox import Outbox
 
-    return Outbox(_folder(config) / OUTBOX)
+    return Outbox(_folder(config) / name)
 
 
 def open_bus(config: ExperienceConfig) -> EventBus:
@@ -199,6 +202,7 @@ def collector() -> Collector:
 
     If it cannot be made, the agent continues with one that stores nothing, and the next task tries again.
     """
+    server_here()  # a URL or key that is none is raised, as any wrong argument
     try:
         return _collector()
     except EtudeError as error:
@@ -221,20 +225,80 @@ def _unable(error: EtudeError) -> Collector:
     )
 
 
-_deciders = PerProcess(lambda: Deciders(lambda problem: make_decider(problem, config_here())))
+_deciders = PerProcess(lambda: _remote_deciders(config_here()) or Deciders(lambda p: make_decider(p, config_here())))
+
+
+def server_here() -> Any:
+    """The `HttpServer` that the environment names, to decide and store in place of this process; None without one."""
+    url, key = os.environ.get(URL), os.environ.get(API_KEY)
+    if not url:
+        return None
+    if not key:
+        raise ConfigError(f"{URL} is set and {API_KEY} is not: set it to a key that `etude keys create` prints there")
+    from etude.adapters.http import HttpServer
+
+    try:
+        return HttpServer(url, key)
+    except ConfigError as error:
+        raise ConfigError(f"{URL} and {API_KEY} cannot be used: {error}") from error
+
+
+def _remote_deciders(config: ExperienceConfig) -> Deciders | None:
+    """The policies of the server, if there is one: all of them share what is known about whether it is away."""
+    server = server_here()
+    if server is None:
+        return None
+    from etude.adapters.http import FIRST_S, Breaker, HttpDecider
+
+    breaker, timeout_s = Breaker(), config.decide_timeout_ms / 1e3
+    return Deciders(
+        lambda p: HttpDecider(server=server, problem=p, timeout_s=timeout_s, breaker=breaker), first_s=FIRST_S
+    )
+
+
+def make_remote_collector(config: ExperienceConfig) -> Collector:
+    """The server decides. Events go to an outbox of this server, and a thread sends them from there."""
+    from etude.adapters.http import HttpEvents
+
+    server = server_here()
+    deciders = _remote_deciders(config)
+    assert deciders is not None
+    outbox = open_outbox(config, f"outbox-{blake2b(server.url.encode(), digest_size=4).hexdigest()}.sqlite")
+    made = Collector(
+        bus=outbox,
+        clean=make_cleaner(config),
+        problem_of=problem_of,
+        deciders=deciders,
+        decide_timeout_s=config.decide_timeout_ms / 1e3,
+        opted_out=frozenset,  # the server leaves them out
+        clock=now,
+    )
+    _until_exit(made, Forwarding(outbox, lambda: HttpEvents(server)))
+    return made
+
+
+def _until_exit(made: Collector, forwarding: Forwarding | None) -> None:
+    """When the process ends, what is left is published, and sent as far as there is time."""
+    process = os.getpid()
+
+    def end() -> None:
+        if os.getpid() == process:  # a forked child has the exit functions of its parent, too
+            made.end_choices()
+            if forwarding is not None:
+                forwarding.end(timeout_s=EXIT_TIMEOUT_S)
+
+    atexit.register(end)
 
 
 def make_collector(config: ExperienceConfig) -> Collector:
     """Events go to the outbox; where there is a broker, a thread forwards them from there."""
     outbox = open_outbox(config)
-    if config.bus != EMBEDDED:
-        forwarding = Forwarding(outbox, lambda: open_bus(config))
-        atexit.register(forwarding.end, timeout_s=EXIT_TIMEOUT_S)
+    forwarding = None if config.bus == EMBEDDED else Forwarding(outbox, lambda: open_bus(config))
     store = cache(lambda: open_store(config))
     deciders = Deciders(lambda problem: make_decider(problem, config))
     for name in config.policies:
         deciders.prepare(problem_of(name))
-    return Collector(
+    made = Collector(
         bus=outbox,
         clean=make_cleaner(config),
         problem_of=problem_of,
@@ -244,9 +308,16 @@ def make_collector(config: ExperienceConfig) -> Collector:
         opted_out=OptOuts(lambda: store().opted_out()) if config.store == EMBEDDED else frozenset,
         clock=now,
     )
+    _until_exit(made, forwarding)
+    return made
 
 
-_collector = PerProcess(lambda: make_collector(config_here()))
+def _make_here() -> Collector:
+    config = config_here()
+    return make_collector(config) if server_here() is None else make_remote_collector(config)
+
+
+_collector = PerProcess(_make_here)
 
 
 def problem_of(name: str) -> str:

@@ -73,6 +73,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                     ids=ids,
                     fallback=cache(lambda problem: _fallback(problem, settings.experience)),
                     clock=now,
+                    stored_of=lambda trajectory, tenant: _stored_of(opened, trajectory, tenant),
                 ),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
@@ -91,6 +92,17 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
 
 def _keys(opened: Experience, config: ServingConfig) -> Keys:
     return Keys(opened.store, clock=now, requests_per_s=config.requests_per_s)
+
+
+def _stored_of(opened: Experience, trajectory: str, tenant: str | None) -> bool:
+    """Whether a trajectory is stored that a tenant may see, also if it arrived just now."""
+    found = opened.store.detail(trajectory)
+    if found is None and opened.is_embedded:
+        opened.catch_up()
+        found = opened.store.detail(trajectory)
+    if found is None:  # with a broker it may be on its way, and a rating waits for it
+        return tenant is None and not opened.is_embedded
+    return tenant in (None, found.trajectory.tenant)
 
 
 def _fallback(problem: str, config: ExperienceConfig) -> Decider | None:

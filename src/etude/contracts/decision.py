@@ -28,6 +28,21 @@ class Preferences(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names of the only options that are eligible; null allows all."""
 
 
+class TaskFacts(Struct, frozen=True, kw_only=True):
+    """What is known of a task when one of its decisions is made, for a server that records it."""
+
+    task: str
+    """Description of the task, in words."""
+    user: str | None = None
+    """User that the task is done for."""
+    group: str | None = None
+    """Group of the user."""
+    agent: str | None = None
+    """Name of the agent."""
+    model: str | None = None
+    """Model that the agent uses, with its version."""
+
+
 class DecisionRequest(Struct, frozen=True, kw_only=True):
     """A request for a decision. It holds everything that the answer depends on, besides the policy itself."""
 
@@ -52,6 +67,8 @@ class DecisionRequest(Struct, frozen=True, kw_only=True):
     """Id of the conversation that the trajectory belongs to, where all of it has to be on one policy."""
     explain: bool = True
     """Whether the answer of a choice says what is expected of each option."""
+    about: TaskFacts | None = None
+    """The task that the decision belongs to, where it may be recorded."""
 
 
 class LoggedDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,6 +11,7 @@ EtudeError
 ├── DataError          a record of a data file, or an argument of a task, is not valid
 │   └── NoOptionError  no option of a choice may be chosen (in `decision.py`, with what is expected of each)
 ├── EndpointError      a service does not answer, or gives an unexpected answer
+│   └── NoDecisionError  a server gives no decision of a policy now
 ├── WorkersError       a workers file, or a worker in it, cannot be used
 ├── LogError           an execution log cannot be read or written
 ├── RequestError       a request to the HTTP API is refused: by whom it is, what it wants, or how often
@@ -27,6 +28,11 @@ EtudeError
 └── MissingExtraError  an optional dependency is not installed
     └── MissingPackageError  a package that comes without its own dependencies is not installed
 """
+
+from typing import Literal
+
+NoDecision = Literal["loading", "missing", "slow", "no option", "broken", "away", "key", "refused"]
+"""Why a policy does not decide: the last three only where a server is asked."""
 
 
 class EtudeError(Exception):
@@ -71,6 +77,14 @@ class DataError(EtudeError):
 
 class EndpointError(EtudeError):
     """A service does not answer, or gives an unexpected answer."""
+
+
+class NoDecisionError(EndpointError):
+    """A server gives no decision of a policy now; `reason` says why."""
+
+    def __init__(self, message: str, *, reason: NoDecision) -> None:
+        super().__init__(message)
+        self.reason: NoDecision = reason
 
 
 class WorkersError(EtudeError):

@@ -16,6 +16,8 @@ class Chosen:
     """How an option was chosen."""
 
     decision: Decision
+    task: Any = None
+    """Of `etude.choose`: the `OneChoice`, where the outcome is reported."""
 
     @property
     def propensity(self) -> float | None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 from etude.contracts.arguments import text_of
 from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision, NoOptionError
-from etude.contracts.errors import DataError, EtudeError
+from etude.contracts.errors import DataError, EtudeError, NoDecision, NoDecisionError
 from etude.contracts.option import option_name, read_options, why_not
 from etude.contracts.plain import plain
 from etude.contracts.policy import SAMPLED
@@ -111,7 +111,7 @@ class ToLoad:
 class NoAnswer:
     """Why a policy did not decide."""
 
-    reason: Literal["loading", "missing", "slow", "no option", "broken"]
+    reason: NoDecision
     why: str
     error: Exception | None = None
 
@@ -150,8 +150,9 @@ class _Policy:
 class Deciders:
     """The policy of each problem. One that has to be loaded is loaded by a thread of its own."""
 
-    def __init__(self, make: Callable[[str], Decider | ToLoad]) -> None:
-        self._make, self._deadline = make, Deadline()
+    def __init__(self, make: Callable[[str], Decider | ToLoad], *, first_s: float = 0.0) -> None:
+        """The first answer of all may take `first_s` longer, for example for a connection."""
+        self._make, self._deadline, self._first_s = make, Deadline(), first_s
         self._known = PerProcess(lambda: (Lock(), dict[str, _Policy]()))
 
     def prepare(self, problem: str) -> None:
@@ -190,11 +191,14 @@ class Deciders:
                 return policy.decider.decide(request)
             if timeout_s < 0:
                 return NoAnswer("loading", f"{policy.name} was loaded too late to be asked")
-            return self._deadline.call(partial(policy.decider.decide, request), timeout_s)
+            more_s, self._first_s = self._first_s, 0.0
+            return self._deadline.call(partial(policy.decider.decide, request), timeout_s + more_s)
         except TimeoutError as error:
             return NoAnswer("slow", policy.why(error))
         except NoOptionError as error:
             return NoAnswer("no option", policy.why(error), error)
+        except NoDecisionError as error:
+            return NoAnswer(error.reason, policy.why(error), error)
         except Exception as error:  # whatever a policy of any package raises
             return NoAnswer("broken", policy.why(error), error)
 

@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
-from etude.contracts.bus import Delivery, EventBus
+from etude.contracts.bus import Delivery, EventBus, Message
 from etude.contracts.errors import BusError, EtudeError, EventError, RefusedError
 from etude.contracts.subjects import DEAD_LETTERS, STREAMS, TRAJECTORIES
 
@@ -17,14 +18,24 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 """Pauses while a bus is unreachable; each is twice the previous one."""
 FIRST_IDLE_S, MAX_IDLE_S = 0.005, 0.05
 """Pauses while there is nothing to forward."""
+WARN_S = 3600.0
 
 log = logging.getLogger("etude")
+
+
+class Target(Protocol):
+    """Where events are forwarded to: a broker, or a server."""
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """As `EventBus.publish` says."""
+
+    def close(self) -> None: ...
 
 
 class Forwarding:
     """A thread that forwards the events of the outbox until the process ends."""
 
-    def __init__(self, outbox: EventBus, open_broker: Callable[[], EventBus]) -> None:
+    def __init__(self, outbox: EventBus, open_broker: Callable[[], Target]) -> None:
         self._outbox, self._open_broker, self._stop = outbox, open_broker, threading.Event()
         self._thread = threading.Thread(target=self._run, name="etude-forward", daemon=True)
         self._thread.start()
@@ -45,14 +56,27 @@ class Forwarding:
             log.error("events wait in the outbox and are not forwarded: %s", error)
             return
         try:
-            forward(self._outbox, broker, stop=self._stop)
+            forward(self._outbox, broker, stop=self._stop, on_trouble=TroubleLog())
         finally:
             broker.close()
 
 
+class TroubleLog:
+    """Logs why events wait: each reason once, and again after an hour."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+
+    def __call__(self, error: BusError) -> None:
+        text, now = str(error), time.monotonic()
+        if now - self._logged.get(text, float("-inf")) >= WARN_S:
+            self._logged[text] = now
+            log.warning("events wait in the outbox until they can be sent: %s", text)
+
+
 def forward(
     source: EventBus,
-    target: EventBus,
+    target: Target,
     *,
     stop: threading.Event,
     batch: int = 256,
@@ -92,7 +116,7 @@ def _take(source: EventBus, batch: int) -> list[Delivery]:
     return [delivery for stream in streams for delivery in source.pull(stream, GROUP, limit=batch, timeout_s=0)]
 
 
-def _send(source: EventBus, target: EventBus, deliveries: Sequence[Delivery]) -> None:
+def _send(source: EventBus, target: Target, deliveries: Sequence[Delivery]) -> None:
     """Send a batch; if a message is refused, send them one by one."""
     if not deliveries:
         return
@@ -103,6 +127,8 @@ def _send(source: EventBus, target: EventBus, deliveries: Sequence[Delivery]) ->
             for delivery in deliveries:
                 _send(source, target, [delivery])
         else:
+            message = deliveries[0].message
+            log.error("%s %s is kept as a dead letter: %s", message.subject, message.id, error)
             source.bury(deliveries[0], reason=str(error))
     else:
         source.ack(deliveries)

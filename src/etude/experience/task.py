@@ -10,9 +10,10 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from queue import Empty, SimpleQueue
 from threading import Lock
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -33,7 +34,14 @@ from etude.contracts.arguments import (
     wrong,
 )
 from etude.contracts.bus import EventBus, Message
-from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision, NoOptionError, Preferences
+from etude.contracts.decision import (
+    Decision,
+    DecisionRequest,
+    LoggedDecision,
+    NoOptionError,
+    Preferences,
+    TaskFacts,
+)
 from etude.contracts.errors import DataError, EtudeError
 from etude.contracts.option import CHOICE, option_name, read_options
 from etude.contracts.plain import plain
@@ -69,6 +77,9 @@ GIVEN = {
     "slow": "the default was given because the policy did not answer in time",
     "no option": "the default was given because the policy knows of no option within the limits of the request",
     "broken": "the default was given because the policy failed",
+    "away": "the default was given because the server did not answer",
+    "key": "the default was given because the server does not accept the API key",
+    "refused": "the default was given because the server refused the request",
 }
 REMEDY = {
     "loading": "to wait for it, raise experience.decide_timeout_ms",
@@ -76,6 +87,9 @@ REMEDY = {
     "slow": "raise experience.decide_timeout_ms, or use a smaller policy",
     "no option": "raise max_cost_usd or max_latency_ms, or offer another option",
     "broken": "train it again, or name another one in experience.policies",
+    "away": "start `etude serve` there, or correct ETUDE_URL",
+    "key": "set ETUDE_API_KEY to a key that `etude keys create --role decide` prints on the server",
+    "refused": "correct what it names",
 }
 """Of a policy that does not answer, by reason: what is done, and what to do."""
 
@@ -100,6 +114,11 @@ class Collector:
     """Number of events that could not be published; the log says why."""
     defaults: Counter[str] = field(default_factory=Counter)
     """Number of times, by problem, that a policy did not answer and the default was given; the log says why."""
+    choices: dict[str, Task] = field(default_factory=dict)
+    """Tasks of `etude.choose` that wait for their outcome, by id."""
+    dropped: SimpleQueue[str] = field(default_factory=SimpleQueue)
+    """Ids of those whose outcome nobody can report any more. Python drops objects in the middle of anything, so they
+    are published by the next task, or at exit."""
     _warned: set[tuple[str, str]] = field(default_factory=set)
     _turn: Lock = field(default_factory=Lock)
 
@@ -123,6 +142,7 @@ class Collector:
         `problem` defaults to the problem of its first decision, or `task` without a decision. `conversation` is the id
         of the conversation that the task belongs to: a release may keep all of it on one policy.
         """
+        self.end_dropped()
         now, named = self.clock(), read_name("problem", problem, such_as="tone")
         return Task(
             collector=self,
@@ -170,6 +190,22 @@ class Collector:
         kept = [event for event in events if self.may_keep(getattr(event, "user", None))]
         self.bus.publish([Message(id=e.id, subject=subject_of(e), body=self.clean(e)) for e in kept])
 
+    def end_dropped(self) -> None:
+        """Publish the choices that were dropped, without an outcome."""
+        with suppress(Empty):
+            while True:
+                self._end_choice(self.dropped.get_nowait())
+
+    def end_choices(self) -> None:
+        """Publish all choices that still wait, without an outcome."""
+        for id in list(self.choices):
+            self._end_choice(id)
+
+    def _end_choice(self, id: str) -> None:
+        task = self.choices.pop(id, None)
+        if task is not None:
+            task.end(is_known=False)
+
     @contextmanager
     def isolated(self, what: str) -> Iterator[None]:
         """Log and count any exception in the block, so that it never reaches the agent."""
@@ -209,11 +245,18 @@ class Collector:
         return missing or self.deciders.decide(problem, request, timeout_s=timeout_s - loading_s), loading_s
 
     def defaulted(self, problem: str, missing: NoAnswer) -> None:
-        """Count a default that was given since the policy did not answer; log the reason once for each problem."""
+        """Count a default that was given since the policy did not answer; log the reason once for each problem.
+
+        An API key that is not accepted is raised, too, the first time: it is a mistake of whoever set it.
+        """
+        of_key = missing.reason == "key"
+        what = ("" if of_key else problem, missing.reason)
         with self._turn:
             self.defaults[problem] += 1
-            known = (problem, missing.reason) in self._warned
-            self._warned.add((problem, missing.reason))
+            known = what in self._warned
+            self._warned.add(what)
+        if not known and of_key and missing.error is not None:
+            raise missing.error from None
         if not known:
             log.warning("%s: %s (%s): %s", problem, GIVEN[missing.reason], missing.why, REMEDY[missing.reason])
 
@@ -241,6 +284,7 @@ class OptOuts:
 class _Unit(TypedDict, total=False):
     trajectory: str | None
     conversation: str | None
+    about: TaskFacts | None
 
 
 @dataclass(kw_only=True)
@@ -350,7 +394,10 @@ class Task:
     def _unit(self) -> _Unit:
         """What a release assigns to a policy as a whole. A task that is not stored is no evidence: the incumbent
         decides."""
-        return {"trajectory": self.id, "conversation": self.conversation} if self.collect else {}
+        if not self.collect:
+            return {}
+        about = TaskFacts(task=plain(self.task), user=self.user, group=self.group, agent=self.agent, model=self.model)
+        return {"trajectory": self.id, "conversation": self.conversation, "about": about}
 
     def _problem(self, name: Any) -> str:
         """The problem of a decision by name."""
@@ -454,9 +501,17 @@ class Task:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None = None, *, is_known: bool = True) -> bool:
+        """Publish the trajectory, unless the task is not stored; without an outcome if that `is_known` to nobody."""
         if self.collect:
             with self.collector.isolated(f"trajectory {self.id}"):
-                self.collected = self.collector.publish(self._trajectory(error))
+                made = self._trajectory(error)
+                self.collected = self.collector.publish(
+                    made if is_known else msgspec.structs.replace(made, outcome=Outcome())
+                )
+        return self.collected
 
     def _trajectory(self, error: BaseException | None) -> Trajectory:
         outcome = dict(self._outcome)
@@ -500,6 +555,7 @@ def choice_request(
     at_ms: float = 0.0,
     trajectory: str | None = None,
     conversation: str | None = None,
+    about: TaskFacts | None = None,
 ) -> tuple[DecisionRequest, dict[str, Any]]:
     """A request for a choice, and the options that the preferences do not rule out by name; DataError if it is wrong.
 
@@ -517,6 +573,7 @@ def choice_request(
         seed=secrets.randbits(62),
         trajectory=trajectory,
         conversation=conversation,
+        about=about,
     )
     return request, among
 
@@ -563,3 +620,14 @@ def _snapshot(value: Any) -> Any:
 def new_id(kind: str, now: datetime) -> str:
     """A unique id that sorts by time."""
     return f"{kind}-{int(now.timestamp() * 1e6):014x}-{secrets.token_hex(6)}"
+
+
+def text_in(context: Any) -> str:
+    """What a context says, as the description of a task."""
+    if isinstance(context, str):
+        return context
+    if isinstance(context, Mapping):
+        for name in ("text", "instruction", "task"):
+            if isinstance(context.get(name), str):
+                return str(context[name])
+    return ""

@@ -20,6 +20,8 @@ class ServingConfig:
     """Milliseconds that a request waits for a policy; then it gets the fallback, marked as such."""
     open_hours: Annotated[float, Gt(0)] = 1.0
     """Hours that a decision waits for its outcome; then it is stored as a trajectory without one."""
+    task_hours: Annotated[float, Gt(0)] = 24.0
+    """Hours that the server waits for a task of `etude.task` with `ETUDE_URL`; then it stores what it knows of it."""
     max_body_bytes: Annotated[int, Ge(1024)] = 4 << 20
     """Maximum size of a request in bytes."""
     request_timeout_s: Annotated[float, Gt(0)] = 30.0

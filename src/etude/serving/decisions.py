@@ -22,12 +22,12 @@ from etude.contracts.errors import DataError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
 from etude.contracts.serving import OpenRow, ServingState
-from etude.contracts.trajectory import Feedback, Id, Outcome, Share, Stars, Trajectory
+from etude.contracts.trajectory import Feedback, Id, Outcome, Share, Stars, Time, Trajectory
 from etude.experience.deciders import NoAnswer
-from etude.experience.task import Collector, choice_request, new_id
+from etude.experience.task import Collector, choice_request, new_id, text_in
 from etude.serving.config import ServingConfig
 from etude.serving.ids import SignedIds
-from etude.serving.keys import Caller
+from etude.serving.keys import Caller, Role
 
 MAX_BATCH = 100
 SWEEP = 100
@@ -54,6 +54,11 @@ class DecisionAsked(Struct, kw_only=True, forbid_unknown_fields=True):
     """What is to be done, in words; null is the text of the context."""
     id: str | None = None
     """Id of an earlier answer: another decision of the same task."""
+    trajectory: Id | None = None
+    """Id of the task, made by a caller who sends all of it to `/v1/trajectories` when it is over; null has the server
+    make one."""
+    at_ms: Amount = 0.0
+    """Milliseconds since the task began."""
     conversation: Name | None = None
     """Conversation that the task belongs to: a release keeps all of it on one policy."""
     user: Name | None = None
@@ -62,12 +67,16 @@ class DecisionAsked(Struct, kw_only=True, forbid_unknown_fields=True):
     """Group of the user, for comparison between groups."""
     agent: Name | None = None
     """Name of the agent."""
+    model: Name | None = None
+    """Model that the agent uses, with its version."""
     timeout_ms: Annotated[float, Meta(gt=0, le=60_000)] | None = None
     """Milliseconds to wait for the policy; null is the server's setting."""
     record: bool = True
     """Whether the task is stored; without it, nothing can be learned from the decision."""
     explain: bool = False
     """Whether the answer says what is expected of each option."""
+    log: bool = False
+    """Whether the answer has its log entries, for a caller who keeps the log of the task."""
 
 
 class DecisionGiven(Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -87,6 +96,10 @@ class DecisionGiven(Struct, kw_only=True, frozen=True, omit_defaults=True):
     expected: dict[str, Expected] | None = None
     proposal: Any = None
     """Of a plan: its probability, doubts and alternatives, where they are known."""
+    cost_usd: Amount = 0.0
+    """Cost of deciding in USD, where a paid service was asked."""
+    logged: tuple[LoggedDecision, ...] | None = None
+    """What is logged of the decision, if `log` asks for it."""
 
 
 class DecisionsAsked(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +132,10 @@ class FeedbackGiven(Struct, kw_only=True, forbid_unknown_fields=True):
     comment: str | None = None
     user: Name | None = None
     """User who gave the rating."""
+    event: Id | None = None
+    """Id of the rating, made by the caller: one that is sent again is stored once. Null has the server make one."""
+    time: Time | None = None
+    """Time of the rating; null is now."""
 
     @property
     def outcome(self) -> dict[str, Any]:
@@ -151,6 +168,8 @@ class Decisions:
     fallback: Callable[[str], Decider | None]
     """The decider of a problem that decides where the policy cannot; None if there is none."""
     clock: Callable[[], datetime]
+    stored_of: Callable[[str, str | None], bool] = lambda trajectory, tenant: False
+    """Whether a trajectory is stored that a tenant may see; null is every tenant."""
     _journal: Journal = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,10 +178,10 @@ class Decisions:
     async def decide(self, asked: DecisionAsked, caller: Caller) -> DecisionGiven:
         """The decision, durable before it is returned; DataError says what is wrong with the request."""
         now = self.clock()
-        trajectory = new_id("t", now) if asked.id is None else self.ids.verify(asked.id, caller.tenant)
+        trajectory = self._task(asked, caller, now)
         decision, missing, body = await asyncio.to_thread(self._decide, asked, caller, trajectory, now)
         if body is not None:
-            await self._journal.append(OpenRow(trajectory, now, body))
+            await self._journal.append(OpenRow(trajectory, now + self._longer(asked), body))
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
             problem=self.collector.problem_of(asked.problem),
@@ -172,7 +191,22 @@ class Decisions:
             fallback=None if missing is None else missing.reason,
             expected=decision.expected if asked.explain else None,
             proposal=decision.proposal,
+            cost_usd=decision.cost_usd,
+            logged=decision.logged if asked.log else None,
         )
+
+    def _task(self, asked: DecisionAsked, caller: Caller, now: datetime) -> str:
+        """Id of the trajectory that a decision belongs to."""
+        if asked.id is None:
+            return asked.trajectory or new_id("t", now)
+        if asked.trajectory is not None:
+            raise DataError("id and trajectory are given: the first continues a task, the second names your own")
+        return self.ids.verify(asked.id, caller.tenant)
+
+    def _longer(self, asked: DecisionAsked) -> timedelta:
+        """How much longer than others a task waits whose caller sends all of it when it is over."""
+        hours = 0.0 if asked.trajectory is None else self.config.task_hours - self.config.open_hours
+        return timedelta(hours=max(0.0, hours))
 
     def _decide(
         self, asked: DecisionAsked, caller: Caller, trajectory: str, now: datetime
@@ -181,6 +215,8 @@ class Decisions:
         keeps = asked.record and self.collector.may_keep(asked.user)
         if keeps and asked.id is not None and not self.state.parts(trajectory):
             raise RequestError(f"the task {trajectory!r} is over: leave id out to begin another", status=409)
+        if keeps and asked.trajectory is not None and self._is_of_others(trajectory, caller):
+            raise RequestError(f"the task id {trajectory!r} is in use: make another", status=409)
         decision, missing = self._ask(asked, trajectory if keeps else None)
         return decision, missing, self._part(asked, caller, trajectory, now, decision) if keeps else None
 
@@ -195,6 +231,7 @@ class Decisions:
                 preferences=asked.preferences,
                 trajectory=trajectory,
                 conversation=asked.conversation,
+                at_ms=asked.at_ms,
             )
             decision, missing, _ = self.collector.choose(problem, choice, among, timeout_s=timeout_s)
             return decision, missing
@@ -203,6 +240,7 @@ class Decisions:
             options=None if asked.options is None else tuple(asked.options),
             preferences=asked.preferences,
             state=asked.state,
+            at_ms=asked.at_ms,
             seed=secrets.randbits(62),
             trajectory=trajectory,
             conversation=asked.conversation,
@@ -222,10 +260,11 @@ class Decisions:
         made = Trajectory(
             id=trajectory,
             time=now,
-            task=asked.task if asked.task is not None else _text_of(asked.context),
+            task=asked.task if asked.task is not None else text_in(asked.context),
             problem=decision.logged[0].problem,
             policy=decision.policy,
             agent=asked.agent,
+            model=asked.model,
             user=asked.user,
             group=asked.group,
             tenant=caller.tenant,
@@ -236,13 +275,31 @@ class Decisions:
 
     async def report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
-        trajectory = self.ids.verify(given.id, caller.tenant)
         if not given.outcome and not given.rates:
             raise DataError("nothing is reported: give success, quality, thumbs, stars or comment")
-        return await asyncio.to_thread(self._report, trajectory, given, caller)
+        return await asyncio.to_thread(self._report, given, caller)
 
-    def _report(self, trajectory: str, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
-        now = self.clock()
+    def close(self, trajectory: str, caller: Caller) -> None:
+        """Close a task that the caller opened under an id of its own, since all of it was sent now."""
+        if self.state.parts(trajectory) and not self._is_of_others(trajectory, caller):
+            self.state.close_task(trajectory)
+
+    def _is_of_others(self, trajectory: str, caller: Caller) -> bool:
+        """Whether a task is open that is not of the caller's tenant."""
+        parts = self.state.parts(trajectory)
+        return bool(parts) and msgspec.json.decode(parts[0], type=Trajectory).tenant != caller.tenant
+
+    def _named(self, given: FeedbackGiven, caller: Caller) -> str:
+        """The trajectory, by the signed id. What is stored may be rated under its own id by a key that may read it."""
+        try:
+            return self.ids.verify(given.id, caller.tenant)
+        except RequestError:
+            if given.outcome or not caller.may(Role.DECIDE) or not self.stored_of(given.id, caller.tenant):
+                raise
+            return given.id
+
+    def _report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
+        now, trajectory = self.clock(), self._named(given, caller)
         self._count(trajectory, given, caller, f"{now:%Y-%m-%d}")
         if given.outcome:
             parts = self.state.parts(trajectory)
@@ -256,8 +313,8 @@ class Decisions:
         rates = given.rates and self.collector.may_keep(given.user)
         if rates:
             rating = Feedback(
-                id=new_id("f", now),
-                time=now,
+                id=given.event or new_id("f", now),
+                time=given.time or now,
                 trajectory_id=trajectory,
                 user=given.user,
                 thumbs=given.thumbs,
@@ -333,14 +390,3 @@ class Journal:
                 for _, written in group:
                     if not written.done():
                         written.set_result(None)
-
-
-def _text_of(context: Any) -> str:
-    """What a context says, as the task of its trajectory."""
-    if isinstance(context, str):
-        return context
-    if isinstance(context, dict):
-        for name in ("text", "instruction", "task"):
-            if isinstance(context.get(name), str):
-                return str(context[name])
-    return ""

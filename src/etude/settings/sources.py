@@ -25,7 +25,7 @@ from etude.settings.words import describe
 
 FILE = "etude.yaml"
 PREFIX = "ETUDE_"
-NOT_SETTINGS = {"ETUDE_DEBUG"}
+NOT_SETTINGS = {"ETUDE_DEBUG", "ETUDE_URL", "ETUDE_API_KEY"}
 """ETUDE_… variables that are not settings."""
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -63,8 +63,13 @@ async def send(
     server: Server = state.server
     own = [_of_tenant(one, caller) for one in data.trajectories]
 
+    def keep() -> None:
+        server.collector.publish_all(own)
+        for one in own:
+            server.decisions.close(one.id, caller)
+
     async def stored() -> TrajectoriesStored:
-        await asyncio.to_thread(server.collector.publish_all, own)
+        await asyncio.to_thread(keep)
         return TrajectoriesStored(stored=[one.id for one in own])
 
     return await once(request, server, caller, stored, status=202)
