@@ -1,12 +1,11 @@
 """A server of Etude behind the ports of this process: its decisions as a Decider, its doors for events as a target.
 
-It uses `http.client` alone: one connection per thread, kept alive. Nothing connects before the first request.
+It uses `http.client` alone. Connections are kept alive; nothing connects before the first request.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -63,49 +62,56 @@ class HttpServer:
         self.url = parts._replace(path=self._path, query="", fragment="").geturl()
         self._headers = {"Content-Type": "application/json", "User-Agent": "etude", **(headers or {})}
         self._headers |= authorisation(api_key, error=ConfigError)
-        self._mine = threading.local()
+        self._idle: list[HTTPConnection] = []
+        self._process, self._is_closed = os.getpid(), False
 
     def post(self, path: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> bytes:
         """The answer. EndpointError or TimeoutError if there is none, RequestError if the server refuses."""
         while True:
-            connection, is_new = self._connection(timeout_s)
+            connection, is_new = self._take(timeout_s)
             try:
                 connection.request("POST", self._path + path, body, {**self._headers, **(headers or {})})
                 answer = connection.getresponse()
                 data = answer.read(MAX_BYTES)
             except TimeoutError:
-                self._drop()
+                connection.close()
                 raise TimeoutError(f"{self.url} did not answer within {1000 * timeout_s:.0f} ms") from None
             except (OSError, HTTPException) as error:
-                self._drop()
+                connection.close()
                 if is_new:
                     raise EndpointError(f"{self.url} does not answer: {_cause(error)}") from error
                 continue  # the server closed a connection that was not used for some seconds
             except BaseException:
-                self._drop()
+                connection.close()
                 raise
-            if answer.will_close or not answer.isclosed():
-                self._drop()
+            if self._is_closed or answer.will_close or not answer.isclosed():
+                connection.close()
+            else:
+                self._idle.append(connection)
             if answer.status >= 300:
                 raise _refusal(answer, data)
             return data
 
-    def _connection(self, timeout_s: float) -> tuple[HTTPConnection, bool]:
-        """The connection of this thread, and whether it is new."""
-        pid, connection = getattr(self._mine, "kept", (0, None))
-        if connection is None or pid != os.getpid():
-            made = self._kind(self._host, self._port, timeout=timeout_s)
-            self._mine.kept = (os.getpid(), made)
-            return made, True
+    def close(self) -> None:
+        """Close the connections; one in use is closed when its request has ended."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _take(self, timeout_s: float) -> tuple[HTTPConnection, bool]:
+        """A connection for one request, and whether it is new."""
+        if self._process != os.getpid():  # a forked child has copies of its parent's
+            self._process, copies, self._idle = os.getpid(), self._idle, []
+            for connection in copies:
+                connection.close()
+        try:
+            connection = self._idle.pop()  # the last one used: few stay open
+        except IndexError:
+            return self._kind(self._host, self._port, timeout=timeout_s), True
         connection.timeout = timeout_s
         if connection.sock is not None:
             connection.sock.settimeout(timeout_s)
         return connection, False
-
-    def _drop(self) -> None:
-        _, connection = self._mine.kept
-        self._mine.kept = (0, None)
-        connection.close()
 
 
 def _cause(error: Exception) -> str:
@@ -268,7 +274,7 @@ class HttpEvents:
                 self._rate(group[0])
 
     def close(self) -> None:
-        """Connections end with their threads."""
+        self._server.close()
 
     def _rate(self, message: Message) -> None:
         if message.subject != subject_of(Feedback):

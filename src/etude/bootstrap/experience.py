@@ -225,7 +225,13 @@ def _unable(error: EtudeError) -> Collector:
     )
 
 
-_deciders = PerProcess(lambda: _remote_deciders(config_here()) or Deciders(lambda p: make_decider(p, config_here())))
+def _make_deciders() -> Deciders:
+    if (server := server_here()) is not None:
+        return _remote_deciders(config_here(), server)
+    return Deciders(lambda problem: make_decider(problem, config_here()))
+
+
+_deciders = PerProcess(_make_deciders)
 
 
 def server_here() -> Any:
@@ -243,11 +249,8 @@ def server_here() -> Any:
         raise ConfigError(f"{URL} and {API_KEY} cannot be used: {error}") from error
 
 
-def _remote_deciders(config: ExperienceConfig) -> Deciders | None:
-    """The policies of the server, if there is one: all of them share what is known about whether it is away."""
-    server = server_here()
-    if server is None:
-        return None
+def _remote_deciders(config: ExperienceConfig, server: Any) -> Deciders:
+    """The policies of a server; all of them share what is known about whether it is away."""
     from etude.adapters.http import FIRST_S, Breaker, HttpDecider
 
     breaker, timeout_s = Breaker(), config.decide_timeout_ms / 1e3
@@ -261,31 +264,28 @@ def make_remote_collector(config: ExperienceConfig) -> Collector:
     from etude.adapters.http import HttpEvents
 
     server = server_here()
-    deciders = _remote_deciders(config)
-    assert deciders is not None
     outbox = open_outbox(config, f"outbox-{blake2b(server.url.encode(), digest_size=4).hexdigest()}.sqlite")
     made = Collector(
         bus=outbox,
         clean=make_cleaner(config),
         problem_of=problem_of,
-        deciders=deciders,
+        deciders=_remote_deciders(config, server),
         decide_timeout_s=config.decide_timeout_ms / 1e3,
         opted_out=frozenset,  # the server leaves them out
         clock=now,
+        forwarding=Forwarding(outbox, lambda: HttpEvents(server)),
     )
-    _until_exit(made, Forwarding(outbox, lambda: HttpEvents(server)))
+    _until_exit(made)
     return made
 
 
-def _until_exit(made: Collector, forwarding: Forwarding | None) -> None:
-    """When the process ends, what is left is published, and sent as far as there is time."""
+def _until_exit(made: Collector) -> None:
+    """What is left when the process ends is published, and sent as far as there is time."""
     process = os.getpid()
 
     def end() -> None:
         if os.getpid() == process:  # a forked child has the exit functions of its parent, too
-            made.end_choices()
-            if forwarding is not None:
-                forwarding.end(timeout_s=EXIT_TIMEOUT_S)
+            made.end(timeout_s=EXIT_TIMEOUT_S)
 
     atexit.register(end)
 
@@ -307,8 +307,9 @@ def make_collector(config: ExperienceConfig) -> Collector:
         # At scale the consumer leaves out users who opted out.
         opted_out=OptOuts(lambda: store().opted_out()) if config.store == EMBEDDED else frozenset,
         clock=now,
+        forwarding=forwarding,
     )
-    _until_exit(made, forwarding)
+    _until_exit(made)
     return made
 
 

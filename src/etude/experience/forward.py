@@ -107,6 +107,8 @@ def forward(
             stop.wait(idle_s)
         idle_s = FIRST_IDLE_S if held else min(2 * idle_s, MAX_IDLE_S)
         moved, pause_s, held = moved + len(held), FIRST_PAUSE_S, []
+    with suppress(BusError):
+        source.release(held)  # for the next process
     return moved
 
 

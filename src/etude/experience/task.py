@@ -63,6 +63,7 @@ from etude.experience.arguments import (
 from etude.experience.chosen import chosen
 from etude.experience.cleaning import pseudonym
 from etude.experience.deciders import DEFAULT, Deciders, Default, NoAnswer
+from etude.experience.forward import Forwarding
 
 log = logging.getLogger("etude")
 
@@ -110,6 +111,8 @@ class Collector:
     clock: Callable[[], datetime]
     decide_timeout_s: float = 0.2
     """Seconds that a choice waits for its policy."""
+    forwarding: Forwarding | None = None
+    """What sends events from the bus to where they are stored, if that is elsewhere."""
     failed: int = 0
     """Number of events that could not be published; the log says why."""
     defaults: Counter[str] = field(default_factory=Counter)
@@ -196,10 +199,12 @@ class Collector:
             while True:
                 self._end_choice(self.dropped.get_nowait())
 
-    def end_choices(self) -> None:
-        """Publish all choices that still wait, without an outcome."""
+    def end(self, *, timeout_s: float) -> None:
+        """Publish all choices that still wait, without an outcome; send what is left as far as there is time."""
         for id in list(self.choices):
             self._end_choice(id)
+        if self.forwarding is not None:
+            self.forwarding.end(timeout_s=timeout_s)
 
     def _end_choice(self, id: str) -> None:
         task = self.choices.pop(id, None)
