@@ -47,7 +47,7 @@ PAGES = [
     README,
     CONTRIBUTING,
     ROOT / "CHANGELOG.md",
-    OWN_PROBLEM / "README.md",
+    *sorted((ROOT / "examples").glob("*/*.md")),
     INIT_FILES / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

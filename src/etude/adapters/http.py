@@ -44,7 +44,7 @@ FIRST_S = 1.0
 SHARE = 0.8
 """Share of the time for a decision that the server has; the rest is for the way there and back."""
 MAX_SENT, MAX_SENT_BYTES = 100, 1 << 20
-"""Events that are sent in one request: at most so many, and as soon as they have so many bytes."""
+"""Maximum number and bytes of the tasks that one request sends; a larger one is sent alone."""
 FAILURES, FIRST_PAUSE_S, MAX_PAUSE_S = 3, 1.0, 30.0
 """Failures in a row after which a server is not asked for a while, which doubles while it stays away."""
 

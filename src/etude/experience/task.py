@@ -120,7 +120,7 @@ class Collector:
     choices: dict[str, Task] = field(default_factory=dict)
     """Tasks of `etude.choose` that wait for their outcome, by id."""
     dropped: SimpleQueue[str] = field(default_factory=SimpleQueue)
-    """Ids of those whose outcome nobody can report any more. Python drops objects in the middle of anything, so they
+    """Ids of those whose outcome can no longer be reported. Python drops objects in the middle of anything, so they
     are published by the next task, or at exit."""
     _warned: set[tuple[str, str]] = field(default_factory=set)
     _turn: Lock = field(default_factory=Lock)
@@ -509,7 +509,7 @@ class Task:
         self.end(error)
 
     def end(self, error: BaseException | None = None, *, is_known: bool = True) -> bool:
-        """Publish the trajectory, unless the task is not stored; without an outcome if that `is_known` to nobody."""
+        """Publish the trajectory, unless the task is not stored; without an outcome unless it `is_known`."""
         if self.collect:
             with self.collector.isolated(f"trajectory {self.id}"):
                 made = self._trajectory(error)
