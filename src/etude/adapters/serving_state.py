@@ -42,9 +42,9 @@ class SqliteServingState:
         values = [(row.trajectory, row.time.timestamp(), row.body) for row in rows]
         self._write(lambda db: db.executemany("INSERT INTO open_row (trajectory, time, body) VALUES (?, ?, ?)", values))
 
-    def parts(self, trajectory: str) -> list[bytes]:
-        query = "SELECT body FROM open_row WHERE trajectory = ? ORDER BY number"
-        return [body for (body,) in self._do(lambda db: db.execute(query, (trajectory,)).fetchall())]
+    def parts(self, trajectory: str, *, limit: int = -1) -> list[bytes]:
+        query = "SELECT body FROM open_row WHERE trajectory = ? ORDER BY number LIMIT ?"
+        return [body for (body,) in self._do(lambda db: db.execute(query, (trajectory, limit)).fetchall())]
 
     def waiting(self, before: datetime, *, limit: int = 100) -> list[str]:
         query = "SELECT trajectory FROM open_row WHERE time < ? GROUP BY trajectory ORDER BY min(number) LIMIT ?"

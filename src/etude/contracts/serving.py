@@ -25,8 +25,8 @@ class ServingState(Protocol):
     def open(self, rows: Sequence[OpenRow]) -> None:
         """Add rows, all of them or none."""
 
-    def parts(self, trajectory: str) -> list[bytes]:
-        """The bodies of a task in their order; empty if it is not open."""
+    def parts(self, trajectory: str, *, limit: int = -1) -> list[bytes]:
+        """The bodies of a task in their order, or the first ones; empty if it is not open."""
 
     def waiting(self, before: datetime, *, limit: int = 100) -> list[str]:
         """Open tasks whose first row is older, the oldest first."""

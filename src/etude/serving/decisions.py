@@ -213,7 +213,7 @@ class Decisions:
     ) -> tuple[Decision, NoAnswer | None, bytes | None]:
         """The decision, why the policy did not make it, and what is written: nothing of users who opted out."""
         keeps = asked.record and self.collector.may_keep(asked.user)
-        if keeps and asked.id is not None and not self.state.parts(trajectory):
+        if keeps and asked.id is not None and not self.state.parts(trajectory, limit=1):
             raise RequestError(f"the task {trajectory!r} is over: leave id out to begin another", status=409)
         if keeps and asked.trajectory is not None and self._is_of_others(trajectory, caller):
             raise RequestError(f"the task id {trajectory!r} is in use: make another", status=409)
@@ -281,12 +281,12 @@ class Decisions:
 
     def close(self, trajectory: str, caller: Caller) -> None:
         """Close a task that the caller opened under an id of its own, since all of it was sent now."""
-        if self.state.parts(trajectory) and not self._is_of_others(trajectory, caller):
+        if self.state.parts(trajectory, limit=1) and not self._is_of_others(trajectory, caller):
             self.state.close_task(trajectory)
 
     def _is_of_others(self, trajectory: str, caller: Caller) -> bool:
         """Whether a task is open that is not of the caller's tenant."""
-        parts = self.state.parts(trajectory)
+        parts = self.state.parts(trajectory, limit=1)
         return bool(parts) and msgspec.json.decode(parts[0], type=Trajectory).tenant != caller.tenant
 
     def _named(self, given: FeedbackGiven, caller: Caller) -> str:
