@@ -17,8 +17,9 @@ def main(question: str) -> None:
     )
     answer = raw.parse().choices[0].message.content
     print(f"{raw.headers['x-etude-model']}: {answer}")
-    # What the user thinks of it, by the signed id of the decision: the choice learns from it.
-    client.post("/feedback", body={"id": raw.headers["x-etude-decision"], "thumbs": "up"}, cast_to=object)
+    # Whether it was right, and what the user thinks of it, by the id of the decision: the choice learns from it.
+    report = {"id": raw.headers["x-etude-decision"], "success": bool(answer), "thumbs": "up"}
+    client.post("/feedback", body=report, cast_to=object)
 
 
 if __name__ == "__main__":

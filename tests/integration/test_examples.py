@@ -93,10 +93,9 @@ def test_the_daily_round_of_an_operator(tmp_path: Path, server: dict[str, str]) 
     said = run(tmp_path, EXAMPLES / "operator" / "daily.py", **server)
     assert "## For a person\n\n- nothing" in said
     assert "0 trainings were queued since yesterday" in said
-    wrong = {**server, "ETUDE_API_KEY": "etude_1_2"}
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "operator" / "daily.py"], env={**os.environ, **wrong}, capture_output=True, text=True
-    )
+    environ = {**os.environ, **server, "ETUDE_API_KEY": "etude_1_2"}
+    command = [sys.executable, EXAMPLES / "operator" / "daily.py"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert (done.returncode, "the API key is not known" in done.stderr) == (1, True)
 
 
