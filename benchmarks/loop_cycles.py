@@ -48,7 +48,7 @@ SUCCESS_REWARD = 4
 """Version of the reward: whether the task succeeded, from 0 to 1."""
 OPERATOR = "operator"
 """The person that approves the first policy and ends releases that are held."""
-POLL_S = 0.05
+POLL_S = 1.0
 CLOCK = Path("clock.txt")
 """The simulated time of the last tick."""
 ENDED = (Stage.REFUSED, Stage.STARTED, Stage.SUPERSEDED)
