@@ -255,9 +255,11 @@ class JobQueue(Protocol):
         slot: str | None = None,
         states: Sequence[JobState] = (),
         stages: Sequence[Stage] = (),
+        after: str | None = None,
         limit: int | None = None,
     ) -> list[Job]:
-        """Jobs, the last queued first; empty sequences are no condition."""
+        """Jobs, the last queued first; empty sequences are no condition. `after` is the id of a job: those that were
+        queued before it; none for an unknown one."""
 
     def changes(self, *, limit: int = 100) -> list[Change]:
         """Changes that are not settled, in order."""

@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from etude.contracts.errors import (
     BusError,
+    CatalogueError,
+    CheckpointError,
     ConfigError,
     ConflictError,
     DataError,
@@ -23,11 +25,13 @@ from etude.contracts.errors import (
     EtudeError,
     EventError,
     JobError,
+    MissingExtraError,
     ObservationError,
     PlanError,
     ReleaseError,
     RequestError,
     StoreError,
+    WorkersError,
 )
 
 log = logging.getLogger("etude")
@@ -45,6 +49,10 @@ STATUS: Mapping[type[EtudeError], int] = {
     JobError: 409,
     StoreError: 503,
     BusError: 503,
+    MissingExtraError: 503,
+    CatalogueError: 503,
+    WorkersError: 503,
+    CheckpointError: 503,
 }
 """The first one that an error is decides; all others are errors of the server."""
 
