@@ -80,6 +80,7 @@ def make_app(server: Server) -> ASGIApp:
             version=server.version,
             description="Decisions that learn from what happened after them.",
             path="/openapi",
+            use_handler_docstrings=True,
             render_plugins=[JsonRenderPlugin()],  # pages would load scripts from elsewhere
             components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"key": []}],

@@ -9,10 +9,9 @@ from typing import Any
 
 from litestar import Litestar
 
-from etude.serving.examples import EXAMPLES
+from etude.serving.examples import examples
 from etude.serving.idempotency import HEADER, MAX_CHARS
 
-JSON = ("application/json", "application/problem+json")
 METHODS = ("get", "post", "put", "patch", "delete")
 REPEATABLE = {
     "name": HEADER,
@@ -27,14 +26,15 @@ REPEATABLE = {
 @cache
 def described(app: Litestar) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    schema = app.openapi_schema.to_schema()
+    schema, known = app.openapi_schema.to_schema(), examples()
     for _, method, operation in operations(schema):
         for body in _bodies(operation):
-            name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
-            if name in EXAMPLES:
-                body["example"] = EXAMPLES[name]
-        if method == "post" and any(kind in _contents(operation.get("requestBody", {})) for kind in JSON):
-            operation.setdefault("parameters", []).append(REPEATABLE)
+            # Types of the same name are told apart by a prefix with underscores.
+            name = body.get("schema", {}).get("$ref", "").rpartition("/")[2].rpartition("_")[2]
+            if name in known:
+                body["example"] = known[name]
+        if method == "post" and "telemetry" not in operation.get("tags", ()):
+            operation["parameters"] = [*operation.get("parameters", ()), REPEATABLE]
     return schema
 
 

@@ -135,6 +135,8 @@ class Operations:
             try:
                 code = self._process.wait(0 if self._closed else TIMEOUT_S)
             except subprocess.TimeoutExpired:
+                if self._closed:
+                    return ENDED_WITH_SERVER
                 return f"it took longer than {TIMEOUT_S / 3600:g} hours and was ended"
             finally:
                 _end_process(self._process)

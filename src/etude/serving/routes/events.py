@@ -50,7 +50,8 @@ class Acknowledged(Struct, kw_only=True, forbid_unknown_fields=True):
     tags=["events"],
     guards=[needs(Role.RELEASE)],
     media_type=SSE,
-    responses={200: ResponseSpec(str, description="Server-sent events.", media_type=SSE)} | READS,
+    responses={200: ResponseSpec(str, generate_examples=False, description="Server-sent events.", media_type=SSE)}
+    | READS,
 )
 async def follow(
     state: State,

@@ -111,7 +111,7 @@ def _own(where: Where, caller: Caller) -> Where:
     summary="One stored task",
     tags=["experience"],
     guards=[needs(Role.DECIDE)],
-    responses=refusals(401, 403, 404, 429, 503),
+    responses=refusals(400, 401, 403, 404, 429, 503),
 )
 async def one(state: State, caller: Called, id: FromPath[str]) -> TrajectoryDetail:
     """With its feedback and rewards."""

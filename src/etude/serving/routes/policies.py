@@ -64,7 +64,7 @@ class LineageStep(Struct, kw_only=True, frozen=True):
     """Those that are known here."""
 
 
-class Lineage(Struct, kw_only=True, frozen=True):
+class PolicyLineage(Struct, kw_only=True, frozen=True):
     versions: list[LineageStep]
     """The version, and those before it that it continues."""
     children: list[str]
@@ -190,12 +190,12 @@ async def shown(state: State, version: VersionPath) -> PolicyDetail:
     guards=[needs(Role.RELEASE)],
     responses=READS,
 )
-async def lineage(state: State, version: VersionPath) -> Lineage:
+async def lineage(state: State, version: VersionPath) -> PolicyLineage:
     """Earlier versions that it continues, their datasets and numbers of trajectories, and who continues it."""
 
-    def find() -> Lineage:
+    def find() -> PolicyLineage:
         own = releases(state)
-        return msgspec.convert(own.lineage(own.version(version)), Lineage)
+        return msgspec.convert(own.lineage(own.version(version)), PolicyLineage)
 
     return await asyncio.to_thread(find)
 
