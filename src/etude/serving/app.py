@@ -17,6 +17,7 @@ from litestar.types import ASGIApp
 
 from etude.contracts.errors import EtudeError
 from etude.serving.access import provide_caller
+from etude.serving.bodies import JsonRequest
 from etude.serving.description import described
 from etude.serving.envelope import Envelope
 from etude.serving.errors import on_error
@@ -73,6 +74,7 @@ def make_app(server: Server) -> ASGIApp:
         route_handlers=[*ROUTES, openapi],
         dependencies={"caller": Provide(provide_caller, sync_to_thread=False)},
         exception_handlers={Exception: on_error},
+        request_class=JsonRequest,
         request_max_body_size=server.config.max_body_bytes,
         lifespan=[working],
         openapi_config=OpenAPIConfig(

@@ -41,6 +41,7 @@ def http_server(server: Server) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(server),
         log_config=None,
+        ws="none",  # no route takes a WebSocket: a request that asks for one is answered as any other
         access_log=False,
         server_header=False,
         date_header=False,
