@@ -30,9 +30,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from results import save
+from etude.bootstrap.serving import open_keys
+from etude.serving.keys import Role
 
 COMMAND = [sys.executable, "-m", "etude.cli"]
+SETTINGS = "etude.yaml"
 CLIENTS = 4
 TIMEOUT_S = 30.0
 PARAMETER = re.compile(r"{\w+}")
@@ -288,7 +290,9 @@ def _exchange(
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[int, str, Path]]:
     """The port, the first key and the log of a server that runs in this folder."""
-    (folder / "etude.yaml").write_text("serving: {requests_per_s: 1000000, request_timeout_s: 10}\n")
+    limits = {"requests_per_s": 1e6, "request_timeout_s": 10}
+    settings = {"experience": {"folder": str(folder / ".etude")}, "serving": limits}
+    (folder / SETTINGS).write_text(json.dumps(settings))
     log = folder / "serve.log"
     with log.open("w") as output:
         command = [*COMMAND, "serve", "--no-loop", "--port", "0"]
@@ -313,18 +317,19 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--requests", type=int, default=100_000)
     arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--without", default="", help="a route to leave out: /v1/catalogue first loads torch")
     arguments.add_argument("--no-save", action="store_true", help="keep the results file as it is")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, began = Path(name), time.perf_counter()
         with served(folder) as (port, key, log):
-            own = [_new_key(folder, *options) for options in (["ingest"], ["decide", "--tenant", "a"], ["release"])]
+            own = _new_keys(folder)
             described = _get(port, key, "/openapi.json")
             fuzz = Fuzz(
                 url=f"http://127.0.0.1:{port}",
                 port=port,
                 keys=[key, key, *own, "etude_x_y"],
-                routes=list(_routes(described)),
+                routes=[route for route in _routes(described) if route[1] != given.without],
             )
             fuzz.run(given.requests, given.seed)
             seconds = time.perf_counter() - began
@@ -339,6 +344,8 @@ def main() -> None:
         print("WRONG", line)
     print(f"wrong answers {len(fuzz.wrong)}, tracebacks in the log {tracebacks}")
     if not given.no_save:
+        from results import save  # it needs torch
+
         values = {"requests": count, "routes": len(fuzz.routes), "seconds": round(seconds, 1), "sent": fuzz.sent}
         found = {"answers": fuzz.answers, "wrong": len(fuzz.wrong), "tracebacks": tracebacks, "written": written}
         save("http_fuzz", values | found)
@@ -352,9 +359,10 @@ def _routes(described: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
             yield method.upper(), path, content.get("application/json", {}).get("example", {})
 
 
-def _new_key(folder: Path, role: str, *options: str) -> str:
-    command = [*COMMAND, "keys", "create", "--role", role, *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+def _new_keys(folder: Path) -> list[str]:
+    tenants = {Role.INGEST: None, Role.DECIDE: "a", Role.RELEASE: None}
+    with open_keys(folder / SETTINGS) as keys:
+        return [keys.create(role, tenant=tenant)[1] for role, tenant in tenants.items()]
 
 
 def _get(port: int, key: str, path: str) -> Any:
@@ -373,9 +381,9 @@ def _written(port: int, key: str, folder: Path) -> dict[str, int]:
     stats = _get(port, key, "/stats")
     found = {name: len(_get(port, key, path)["rows"]) for name, path in LISTS.items()}
     found |= {name: int(stats[name]) for name in ("open_tasks", "decisions")}
-    listed = subprocess.run([*COMMAND, "keys", "list", "--json"], cwd=folder, capture_output=True, text=True)
-    found["keys"] = len(json.loads(listed.stdout)) - 4 if listed.returncode == 0 else 0
-    found["files"] = len(set(os.listdir(folder)) - {".etude", "etude.yaml", "serve.log"})
+    with open_keys(folder / SETTINGS) as keys:
+        found["keys"] = len(keys.all()) - 4
+    found["files"] = len(set(os.listdir(folder)) - {".etude", SETTINGS, "serve.log"})
     return found
 
 

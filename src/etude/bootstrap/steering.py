@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from importlib.util import find_spec as find_package
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from etude.contracts.query import Where
 from etude.contracts.release import Entry
 from etude.experience.config import EMBEDDED
 from etude.experience.datasets import registered
+from etude.experience.per_process import PerProcess
 from etude.loop.notify import Notices
 from etude.problems.catalogue import Catalogue
 from etude.serving.config import ServingConfig
@@ -35,8 +35,8 @@ LIVE, LOGS, DATASETS = "live.sqlite", "operations", "datasets"
 def open_steering(opened: Experience, config: ServingConfig, file: Path | None) -> Iterator[Steering]:
     folder, settings = Path(opened.config.folder), loop_settings(file)
     with ExitStack() as stack:
-        jobs = cache(lambda: stack.enter_context(open_jobs(settings)))
-        releases = cache(lambda: _releases(opened, file))
+        jobs = PerProcess(lambda: stack.enter_context(open_jobs(settings)))
+        releases = PerProcess(lambda: _releases(opened, file))
         state = SqliteLive(folder / LIVE)
         stack.callback(state.close)
         notices = Notices(opened.store, settings.loop.webhooks)
@@ -54,7 +54,7 @@ def open_steering(opened: Experience, config: ServingConfig, file: Path | None) 
             notices=notices,
             operations=operations,
             live=Live(state, sources, clock=now),
-            catalogue=cache(lambda: _catalogue(opened.config.workers)),
+            catalogue=PerProcess(lambda: _catalogue(opened.config.workers)),
             dataset_place=lambda name: _place(name, opened, config),
             datasets=lambda: registered(opened.store),
         )

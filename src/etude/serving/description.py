@@ -39,7 +39,10 @@ def described(app: Litestar) -> dict[str, Any]:
     ordered = sorted(known, key=lambda kind: kind.__name__)
     schemas, components = _schemas(ordered)
     found["components"]["schemas"] = components
+    public = set(_public(app))
     for path, method, operation in operations(found):
+        if (path, method) in public:
+            operation["security"] = []
         asked, given = own.get((path, method), (None, None))
         for kind, body in _bodies(operation, asked, given):
             body["schema"] = schemas[kind]
@@ -69,6 +72,14 @@ def _types(app: Litestar) -> dict[tuple[str, str], tuple[type[Struct] | None, ty
             pair = (_own(None if data is None else data.annotation), _own(given.annotation))
             found |= {(route.path_format, method.lower()): pair for method in handler.http_methods}
     return found
+
+
+def _public(app: Litestar) -> Iterator[tuple[str, str]]:
+    """Routes that need no key."""
+    for route in app.routes:
+        for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
+            if not handler.guards:
+                yield from ((route.path_format, method.lower()) for method in handler.http_methods)
 
 
 def _own(kind: Any) -> type[Struct] | None:
