@@ -30,7 +30,7 @@ EXPIRE_S = 3600.0
 """Seconds between two removals of old events."""
 HEARTBEAT_S = 15.0
 """Seconds of silence after which a comment shows that the server is there."""
-LONGEST_S = 3600.0
+MAX_STREAM_S = 3600.0
 """Seconds after which a stream ends: its client continues it, with a key that is looked at again."""
 RETRY_MS = 2000
 MAX_STREAMS = 50
@@ -76,7 +76,7 @@ class Live:
             if not oldest - 1 <= after <= newest:
                 after = oldest - 1
                 yield _frame(after, "gap", GAP)
-            while not ending.is_set() and monotonic() - began < LONGEST_S and may_go_on():
+            while not ending.is_set() and monotonic() - began < MAX_STREAM_S and may_go_on():
                 for event in await asyncio.to_thread(self._read, after):
                     after, spoke = event.number, monotonic()
                     yield _frame(event.number, event.kind, event.body)
