@@ -10,7 +10,7 @@ from pathlib import Path
 
 from etude.adapters.live import SqliteLive
 from etude.bootstrap.clock import now
-from etude.bootstrap.experience import Experience
+from etude.bootstrap.experience import Experience, open_place
 from etude.bootstrap.loop import open_jobs
 from etude.bootstrap.loop import settings_here as loop_settings
 from etude.bootstrap.release import learned_from, lineage_of, with_experience
@@ -18,7 +18,8 @@ from etude.contracts.errors import MissingExtraError
 from etude.contracts.query import Where
 from etude.contracts.release import Entry
 from etude.experience.config import EMBEDDED
-from etude.experience.datasets import registered
+from etude.experience.datasets import Manifest, registered
+from etude.experience.datasets.manifest import read_manifest
 from etude.experience.per_process import PerProcess
 from etude.loop.notify import Notices
 from etude.problems.catalogue import Catalogue
@@ -56,6 +57,7 @@ def open_steering(opened: Experience, config: ServingConfig, file: Path | None) 
             live=Live(state, sources, clock=now),
             catalogue=PerProcess(lambda: _catalogue(opened.config.workers)),
             dataset_place=lambda name: _place(name, opened, config),
+            dataset_named=lambda name: _named(name, opened, config),
             datasets=lambda: registered(opened.store),
         )
 
@@ -95,6 +97,13 @@ def _place(name: str, opened: Experience, config: ServingConfig) -> str:
     if opened.config.blobs != EMBEDDED:
         return f"{config.datasets or DATASETS}/{name}"
     return str(Path(config.datasets or Path(opened.config.folder) / DATASETS) / name)
+
+
+def _named(name: str, opened: Experience, config: ServingConfig) -> Manifest | None:
+    place = _place(name, opened, config)
+    if opened.config.blobs == EMBEDDED and not Path(place).is_dir():
+        return None
+    return read_manifest(open_place(place, opened.config))
 
 
 def _command(given: Sequence[str], file: Path | None) -> list[str]:

@@ -90,6 +90,8 @@ class Steering:
     catalogue: Callable[[], Catalogue]
     dataset_place: Callable[[str], str]
     """Where a new dataset of this name is made."""
+    dataset_named: Callable[[str], Manifest | None]
+    """The dataset that was made there under this name."""
     datasets: Callable[[], Mapping[str, Manifest]]
     """Manifests of the datasets by id."""
 

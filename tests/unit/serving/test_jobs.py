@@ -123,6 +123,8 @@ def test_a_dataset_is_created_by_its_name(client: httpx.Client) -> None:
     assert (found["problem"], found["counts"]["trajectories"]) == ("choice:model", 4)
     assert given(client.get(f"/v1/datasets/{found['id']}")) == found
     assert given(client.get("/v1/datasets", params={"problem": "choice:model"}))["rows"] == [found]
+    again = ended(client, given(client.post("/v1/datasets", json={"name": "a-2", "problem": "choice:model"}), 202))
+    assert given(client.get(again["result"]))["id"] == given(client.get("/v1/datasets/a-1"))["id"] == found["id"]
     assert found["id"] in problem(client.get("/v1/datasets/other"), 404)["detail"]
     (learned,) = [given(client.get(f"/v1/trajectories/{id}/policies")) for id in trajectories(client)[:1]]
     assert (learned["datasets"], learned["versions"]) == ([found["id"]], [])

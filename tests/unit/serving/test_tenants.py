@@ -90,6 +90,16 @@ def test_every_route_is_in_the_table() -> None:
     assert {path for _, path, role in routes() if role is None} <= OPEN
 
 
+def test_no_key_of_a_tenant_reads_or_steers_releases() -> None:
+    """Keys of tenants have lower roles than these routes need."""
+    steering = {"policies", "releases", "audit", "jobs", "training", "datasets", "rewards", "catalogue", "events"}
+    own = [handler for handler in ROUTES if steering & set(handler.tags or ())]
+    assert len(own) > 40
+    needed = {path: one.role for one_of in own for path in one_of.paths for one in one_of.guards}
+    assert {role for path, role in needed.items() if not path.endswith("/approve")} == {Role.RELEASE}
+    assert {role for path, role in needed.items() if path.endswith("/approve")} == {Role.ADMIN}
+
+
 @pytest.mark.parametrize(("method", "path", "role"), [one for one in routes() if one[2] is not None])
 def test_a_lower_role_is_refused(
     clients: dict[Role, httpx.Client], served: Served, method: str, path: str, role: Role

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated, Any, Literal
 
 from litestar import Request, Response, get, post
@@ -25,6 +26,7 @@ from etude.serving.routes.policies import CHANGES, READS
 from etude.serving.server import Server
 from etude.serving.steering import actor
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 DatasetName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$(?!\n)")]
 
 Conditions = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$(?!\n)")]
@@ -92,18 +94,14 @@ async def shown(state: State, id: IdPath) -> Manifest:
 
     def find() -> Manifest:
         known = server.steering.datasets()
-        found = known.get(id) or next((one for one in known.values() if _name(one) == id), None)
+        # The store knows one place of datasets with the same content.
+        found = known.get(id) or (server.steering.dataset_named(id) if NAME.fullmatch(id) else None)
         if found is None:
             there = ", ".join(list(known)[:10]) or "none yet"
             raise RequestError(f"there is no dataset {id!r}: there are {there}", status=404)
         return found
 
     return await asyncio.to_thread(find)
-
-
-def _name(manifest: Manifest) -> str:
-    """The last part of the place where it was created."""
-    return manifest.url.partition("?")[0].rstrip("/").rpartition("/")[2]
 
 
 @post(
