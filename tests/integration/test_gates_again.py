@@ -11,12 +11,12 @@ import pytest
 
 from etude.bootstrap import experience as wiring
 from etude.bootstrap.datasets import logs_of
-from etude.bootstrap.gates import REPORT
 from etude.bootstrap.loop import open_loop
 from etude.bootstrap.releases import RegistryReleases
 from etude.contracts.release import Action
 from etude.evidence.overlap import Verdict
 from etude.learning.run_folder import find_policy
+from etude.release.gates.gate import REPORT
 from tests.integration.test_choice_loop import forget_collectors, work
 from tests.tiny import etude
 

@@ -123,6 +123,7 @@ class SqliteJobs:
         slot: str | None = None,
         states: Sequence[JobState] = (),
         stages: Sequence[Stage] = (),
+        after: str | None = None,
         limit: int | None = None,
     ) -> list[Job]:
         conditions, values = ["1"], list[Any]()
@@ -130,6 +131,9 @@ class SqliteJobs:
             if wanted:
                 conditions.append(f"{column} IN ({', '.join('?' * len(wanted))})")
                 values += [str(value) for value in wanted]
+        if after is not None:
+            conditions.append("number < (SELECT number FROM jobs WHERE id = ?)")
+            values.append(after)
         query = f"SELECT {COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?"
         rows = self._do(lambda db: db.execute(query, (*values, -1 if limit is None else limit)).fetchall())
         return [self._job(row) for row in rows]

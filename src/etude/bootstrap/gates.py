@@ -24,13 +24,11 @@ from etude.learning.artefact import Artefact
 from etude.learning.run_folder import CONFIG, RunFolder, find_policy
 from etude.problems.spec import ProblemSpec, resolve
 from etude.problems.table import spec_of
-from etude.release.gates.gate import Contender, GateConfig, GateContext, GateReport
+from etude.release.gates.gate import REPORT, Contender, GateConfig, GateContext, GateReport
 from etude.release.gates.red_team import read_instructions
 from etude.release.gates.run import Progress, run_gates
 from etude.release.registry import Registry
 
-REPORT = "gates.json"
-"""The newest report of a version, attached to it in the registry, or in its run's folder."""
 REQUESTS = 600
 """Requests that gates ask with, and those of the training data that they are compared with."""
 ACTIONS = {

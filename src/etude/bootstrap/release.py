@@ -115,6 +115,15 @@ class Release:
             split=split,
         )
 
+    def compare(self, first: str, second: str, *, share: float, by: str) -> Started:
+        """Begin an experiment: one of the two versions serves, and the second gets this share of the traffic."""
+        slot = self.registry.slot_of(second)
+        incumbent = self.registry.serving(slot).incumbent
+        if incumbent not in (first, second):
+            raise ReleaseError(f"{slot}: {incumbent} serves, and an experiment compares it with another: name it")
+        candidate, of_candidate = (second, share) if incumbent == first else (first, 1 - share)
+        return self.start(slot, candidate, by=by, strategy="experiment", split=of_candidate)
+
     def units_per_day(self, slot: str) -> float:
         """Trajectories of a slot in the last day."""
         return float(_count(self.experience.store, slot, self.settings.experience.reward_version))

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from etude.bootstrap.gates import REPORT
 from etude.contracts.errors import ReleaseError
 from etude.contracts.release import ReleaseEntry
 from etude.evidence.looks import looks
 from etude.release.canary import entered, new_evidence
 from etude.release.fairness import release_fairness
+from etude.release.gates.gate import REPORT
 from etude.release.registry import Registry
 from etude.reports.release import ReleaseFacts
 

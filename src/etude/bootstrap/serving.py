@@ -15,6 +15,7 @@ from etude.adapters.serving_state import SqliteServingState
 from etude.bootstrap.clock import now
 from etude.bootstrap.experience import Experience, experience, make_collector
 from etude.bootstrap.release import KEYS
+from etude.bootstrap.steering import open_steering
 from etude.contracts.ports import Decider
 from etude.experience.cleaning import make_cleaner
 from etude.experience.config import ExperienceConfig
@@ -55,7 +56,10 @@ def open_keys(file: Path | None = None) -> Iterator[Keys]:
 def open_server(file: Path | None = None) -> Iterator[Server]:
     settings = settings_here(file)
     folder = Path(settings.experience.folder)
-    with experience(file, catch_up=False) as opened:
+    with (
+        experience(file, catch_up=False) as opened,
+        open_steering(opened, settings.serving, file) as steering,
+    ):
         collector, state = make_collector(settings.experience), SqliteServingState(folder / STATE)
         ids = SignedIds(folder / KEYS)
         try:
@@ -81,6 +85,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                     unmapped=folder / UNMAPPED,
                     max_bytes=settings.serving.max_body_bytes,
                 ),
+                steering=steering,
                 reward_version=settings.experience.reward_version,
                 ingest=lambda: sum(opened.catch_up().stored.values()),
                 clock=now,

@@ -13,7 +13,7 @@ from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
 from etude.cli.release_options import AsJson
 from etude.contracts.errors import ReleaseError, TamperedError
-from etude.contracts.release import Entry
+from etude.release.audit import audit_log, find_step
 from etude.release.audit import replay as replay_entry
 from etude.release.audit import verify as verify_slot
 from etude.release.registry import Registry
@@ -27,8 +27,7 @@ OneSlot = Annotated[str | None, typer.Argument(metavar="SLOT", help="Slot.", sho
 def show_log(slot: OneSlot = None, as_json: AsJson = False, config: ConfigFile = None) -> None:
     """Show every step, oldest first."""
     registry = open_registry(settings_here(config))
-    found = [(one, entry) for one in _slots(registry, slot) for entry in registry.history(one)]
-    found.sort(key=lambda pair: pair[1].time)
+    found = audit_log(registry, slot)
     if as_json:
         print_json([{"slot": one, **msgspec.to_builtins(entry)} for one, entry in found])
         return
@@ -74,7 +73,7 @@ def replay(
 ) -> None:
     """Compute the e-values of a step again from the units it rests on."""
     registry, screen = open_registry(settings_here(config)), console()
-    found = replay_entry(registry, _entry(registry, decision))
+    found = replay_entry(registry, find_step(registry, decision))
     names = found.logged.keys() | found.computed.keys()
     values = {name: (found.logged.get(name), found.computed.get(name)) for name in sorted(names)}
     if as_json:
@@ -89,11 +88,3 @@ def replay(
 
 def _slots(registry: Registry, slot: str | None) -> list[str]:
     return registry.slots() if slot is None else [slot]
-
-
-def _entry(registry: Registry, decision: str) -> Entry:
-    slot, _, number = decision.rpartition("#")
-    entries = registry.history(slot) if slot and number.isdigit() else []
-    if not entries or not 0 < int(number) <= len(entries):
-        raise ReleaseError(f"decision {decision!r}: expected SLOT#NUMBER, as `etude audit log` shows it")
-    return entries[int(number) - 1]

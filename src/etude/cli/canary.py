@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -13,14 +13,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from etude.bootstrap.release import Release, open_registry, release, settings_here
+from etude.bootstrap.release import open_registry, release, settings_here
 from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
 from etude.cli.release_options import AsJson, By, actor
-from etude.contracts.errors import ConfigError, ReleaseError
-from etude.contracts.release import Entry, Exposure
-from etude.release.fairness import release_fairness
+from etude.contracts.errors import ConfigError
+from etude.release.canary import Controller
 from etude.release.start import CanaryConfig
+from etude.release.status import slot_status
 from etude.release.strategy import Strategy
 
 app = typer.Typer(no_args_is_help=True, help="Release a candidate step by step; it is promoted only on proof.")
@@ -76,7 +76,7 @@ def status(
     """Do what is due, then show what serves each slot and the evidence about its candidate."""
     with release(config) as opened:
         slots = opened.registry.slots() if slot is None else [slot]
-        found = [_status(opened, one, opened.controller.reconcile(one)) for one in slots]
+        found = [_status(opened.controller, one) for one in slots]
     if as_json:
         print_json(found)
         return
@@ -168,45 +168,10 @@ def _strategy(text: str) -> Strategy | None:
     return cast(Strategy, text)
 
 
-def _status(opened: Release, slot: str, done: list[Entry]) -> dict[str, Any]:
-    head = opened.registry.head(slot)
-    if head is None:
-        raise ReleaseError(f"{slot}: no version is registered: `etude models register RUN --slot {slot}`")
-    found: dict[str, Any] = {
-        "slot": slot,
-        "serving": msgspec.to_builtins(head.serving),
-        "happened": [f"{entry.action}: {entry.reason}" for entry in done],
-        "last": {"action": head.action, "time": head.time.isoformat(), "actor": head.actor, "reason": head.reason},
-    }
-    if head.serving.exposure is not None:
-        found["evidence"] = _evidence(opened, slot, head.serving.exposure)
+def _status(controller: Controller, slot: str) -> dict[str, Any]:
+    status = slot_status(controller, slot, controller.reconcile(slot))
+    found: dict[str, Any] = msgspec.to_builtins(status)
     return found
-
-
-def _evidence(opened: Release, slot: str, exposure: Exposure) -> dict[str, Any]:
-    kept = opened.controller.release(exposure.release)
-    evidence = kept.evidence
-    finding = evidence.verdict(exposure.stage, last=exposure.stage == len(kept.spec.stages) - 1)
-    effect = evidence.interval() if evidence.count else None
-    waits = finding.action == "pass stage" and not opened.registry.may_promote(slot, exposure.candidate)
-    return {
-        "units": evidence.count,
-        "candidates": evidence.candidates,
-        "open": len(kept.open),
-        "mean_incumbent": _finite(evidence.mean_control),
-        "mean_candidate": _finite(evidence.mean_candidate),
-        "effect": None if effect is None else effect.to_json(),
-        "log_e_values": evidence.e_values(),
-        "verdict": str(finding.action),
-        "reason": finding.reason + ("; it waits for an approval" if waits else ""),
-        "crossings": [crossing._asdict() for crossing in finding.decided_by],
-        "shadow": asdict(opened.controller.shadow(kept.spec)),
-        "fairness": {arm: found.to_json() for arm, found in release_fairness(kept.ledger.entries()).items()},
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _print_status(found: dict[str, Any], screen: Console) -> None:

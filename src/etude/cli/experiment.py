@@ -13,7 +13,7 @@ from etude.cli.canary import status as canary_status
 from etude.cli.display import console
 from etude.cli.options import ConfigFile
 from etude.cli.release_options import AsJson, By, actor
-from etude.contracts.errors import ConfigError, ReleaseError
+from etude.contracts.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Compare two versions; harm ends it, nothing promotes by itself.")
 
@@ -30,13 +30,13 @@ def start(
     share = _share_of_b(split)
     with release(config) as opened:
         first, second = opened.registry.find(a), opened.registry.find(b)
-        slot = opened.registry.slot_of(second)
-        incumbent = opened.registry.serving(slot).incumbent
-        if incumbent not in (first, second):
-            raise ReleaseError(f"{slot}: {incumbent} serves, and an experiment compares it with another: name it")
-        candidate, of_candidate = (second, share) if incumbent == first else (first, 1 - share)
-        opened.start(slot, candidate, by=actor(by), strategy="experiment", split=of_candidate)
-    console().print(f"{escape(slot)}: {candidate} has {of_candidate:.0%} of the traffic: `etude experiment status`")
+        begun = opened.compare(first, second, share=share, by=actor(by))
+    exposure = begun.entry.serving.exposure
+    assert exposure is not None
+    console().print(
+        f"{escape(opened.registry.slot_of(second))}: {exposure.candidate} has {exposure.share:.0%} of the traffic: "
+        "`etude experiment status`"
+    )
 
 
 @app.command()

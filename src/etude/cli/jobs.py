@@ -21,9 +21,8 @@ from etude.contracts.errors import ConfigError
 from etude.contracts.formats import usd
 from etude.contracts.jobs import Job, JobState, job_id
 from etude.contracts.query import parse
-from etude.contracts.release import Slot
 from etude.contracts.training import TrainingRequest
-from etude.loop.events import job_of
+from etude.loop.events import check_learnable, job_of
 from etude.problems.spec import FROM_LOGS
 from etude.problems.table import find_spec
 
@@ -144,7 +143,7 @@ def submit(
     )
     find_spec(problem.partition(":")[0])
     job = job_of(request, slots, time, id=key)
-    _check_slot(job, slots)
+    check_learnable(job, slots)
     with open_jobs(settings) as queue:
         queue.submit(job)
     if as_json:
@@ -165,18 +164,6 @@ def _hyperparameters(assignments: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             found[key] = value
     return found
-
-
-def _check_slot(job: Job, slots: Sequence[str]) -> None:
-    try:
-        msgspec.convert(job.slot, Slot)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"the slot is {job.slot!r}: expected PROBLEM or PROBLEM:NAME, such as choice:model"
-        ) from error
-    if job.method == FROM_LOGS and job.slot not in slots:
-        there = f"there is experience of {', '.join(slots)}" if slots else "nothing was collected yet"
-        raise ConfigError(f"there is no experience of {job.slot!r} to learn from: {there}")
 
 
 @app.command()

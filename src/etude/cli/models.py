@@ -16,9 +16,9 @@ from etude.cli.display import console, print_json, table
 from etude.cli.options import ConfigFile
 from etude.cli.release_options import AsJson, By, actor
 from etude.contracts.release import Entry
-from etude.learning.run_folder import find_policy, leaves
-from etude.release.registry import Registry
+from etude.learning.run_folder import find_policy
 from etude.release.retention import expire as expire_versions
+from etude.release.versions import VersionRow, differences, steps_of, version_row, version_rows
 
 app = typer.Typer(no_args_is_help=True, help="Register policies, show them, approve them, roll back.")
 
@@ -46,7 +46,7 @@ def register(
 def list_versions(as_json: AsJson = False, config: ConfigFile = None) -> None:
     """List the versions of every slot with their states."""
     registry = open_registry(settings_here(config))
-    rows = [_row(registry, slot, version) for slot in registry.slots() for version in _states(registry, slot)]
+    rows = [_row(row) for row in version_rows(registry)]
     if as_json:
         print_json(rows)
         return
@@ -65,9 +65,9 @@ def show(version: Version, as_json: AsJson = False, config: ConfigFile = None) -
     found = registry.find(version)
     slot = registry.slot_of(found)
     manifest = registry.artefact(found).manifest
-    steps = [entry for entry in registry.history(slot) if entry.version == found]
+    steps = steps_of(registry, slot, found)
     about: dict[str, Any] = {
-        **_row(registry, slot, found),
+        **_row(version_row(registry, slot, found)),
         "manifest": msgspec.to_builtins(manifest),
         "attachments": registry.attachments(found),
         "history": [_step(entry) for entry in steps],
@@ -131,9 +131,7 @@ def diff(
 ) -> None:
     """Show what differs between two versions: settings, data, files."""
     registry = open_registry(settings_here(config))
-    sides = [dict(leaves(msgspec.to_builtins(registry.artefact(registry.find(v)).manifest))) for v in (version, other)]
-    changed = {key: [side.get(key) for side in sides] for key in sorted(sides[0].keys() | sides[1].keys())}
-    changed = {key: values for key, values in changed.items() if values[0] != values[1]}
+    changed = differences(registry, registry.find(version), registry.find(other))
     if as_json:
         print_json(changed)
         return
@@ -199,21 +197,9 @@ def key(config: ConfigFile = None) -> None:
     console().print(open_registry(settings_here(config)).keys.public.hex(), soft_wrap=True)
 
 
-def _states(registry: Registry, slot: str) -> dict[str, Any]:
-    head = registry.head(slot)
-    return {} if head is None else dict(head.states)
-
-
-def _row(registry: Registry, slot: str, version: str) -> dict[str, Any]:
-    last = next(entry for entry in reversed(registry.history(slot)) if entry.version == version)
-    return {
-        "slot": slot,
-        "version": version,
-        "state": str(_states(registry, slot)[version]),
-        "since": f"{last.time:%Y-%m-%d %H:%M:%S}",
-        "by": last.actor,
-        "reason": last.reason,
-    }
+def _row(row: VersionRow) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(row)
+    return found | {"since": f"{row.since:%Y-%m-%d %H:%M:%S}"}
 
 
 def _step(entry: Entry) -> dict[str, Any]:

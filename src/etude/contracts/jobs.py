@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from etude.contracts.decision import Amount, Name
 from etude.contracts.errors import JobError
@@ -93,7 +93,7 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: TrainingRequest
     """What is to be trained: problem, method, trigger, priority, settings, limits."""
     created: Time
-    state: JobState = JobState.QUEUED
+    state: JobState = field(default_factory=lambda: JobState.QUEUED)  # a default of this kind is not omitted
     attempts: Annotated[int, Meta(ge=0)] = 0
     """Number of claims; the number of a claim fences off the owners of earlier ones."""
     failures: Annotated[int, Meta(ge=0)] = 0
@@ -255,9 +255,11 @@ class JobQueue(Protocol):
         slot: str | None = None,
         states: Sequence[JobState] = (),
         stages: Sequence[Stage] = (),
+        after: str | None = None,
         limit: int | None = None,
     ) -> list[Job]:
-        """Jobs, the last queued first; empty sequences are no condition."""
+        """Jobs, the last queued first; empty sequences are no condition. `after` is the id of a job: those that were
+        queued before it; none for an unknown one."""
 
     def changes(self, *, limit: int = 100) -> list[Change]:
         """Changes that are not settled, in order."""

@@ -30,7 +30,7 @@ def _schema(topic: Topic) -> dict[str, Any]:
     """The schema of an event; events that share its file are in $defs."""
     others = [other.event for other in TOPICS if other.schema.startswith(f"{topic.schema}#")]
     _, parts = msgspec.json.schema_components([topic.event, *others], ref_template="#/$defs/{name}")
-    for kind in _structs(topic.event, *others):
+    for kind in structs_of(topic.event, *others):
         docs = field_docs(kind) | ({"type": TYPE_DOC} if issubclass(kind, Event) else {})
         for name, doc in docs.items():
             parts[kind.__name__]["properties"][name]["description"] = doc
@@ -44,7 +44,7 @@ def _schema(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _structs(*kinds: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
+def structs_of(*kinds: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
     """These structs and all structs in their fields."""
     found: list[type[msgspec.Struct]] = []
 

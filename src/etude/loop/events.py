@@ -9,15 +9,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from etude.contracts.deployment import CanaryStage, ModelDeployed
 from etude.contracts.errors import ConfigError, EtudeError
 from etude.contracts.jobs import Change, Job, JobState, job_id
-from etude.contracts.release import Action, Entry, Mode
+from etude.contracts.release import Action, Entry, Mode, Slot
 from etude.contracts.training import Artifact, TrainingRequest, TrainingStatus
 from etude.contracts.training import JobError as Failure
 from etude.learning.checkpoint import MANIFEST
 from etude.learning.run_folder import RunFolder
 from etude.loop.runner import read_metrics_row
+from etude.problems.spec import FROM_LOGS
 from etude.problems.table import find_spec
 
 NOT_METRICS = frozenset({"step", "wall_s", "time"})
@@ -31,6 +34,19 @@ def job_of(request: TrainingRequest, slots: Collection[str], now: datetime, *, i
     slot = find_slot(request, slots)
     find_spec(slot.partition(":")[0]).check_method(request.method)
     return Job(id=id or job_id(f"request:{request.id}"), slot=slot, request=request, created=now)
+
+
+def check_learnable(job: Job, slots: Collection[str]) -> None:
+    """ConfigError if the job has no valid slot, or is to learn from logs and its slot has none."""
+    try:
+        msgspec.convert(job.slot, Slot)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"the slot is {job.slot!r}: expected PROBLEM or PROBLEM:NAME, such as choice:model"
+        ) from error
+    if job.method == FROM_LOGS and job.slot not in slots:
+        there = f"there is experience of {', '.join(slots)}" if slots else "nothing was collected yet"
+        raise ConfigError(f"there is no experience of {job.slot!r} to learn from: {there}")
 
 
 def find_slot(request: TrainingRequest, slots: Collection[str]) -> str:

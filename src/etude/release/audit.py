@@ -11,6 +11,22 @@ from etude.release.registry import Registry
 from etude.release.steps import check_actor, settled, states_after
 
 
+def audit_log(registry: Registry, slot: str | None = None) -> list[tuple[str, Entry]]:
+    """Every step of every slot, or of one, oldest first, each with its slot."""
+    slots = registry.slots() if slot is None else [slot]
+    found = [(one, entry) for one in slots for entry in registry.history(one)]
+    return sorted(found, key=lambda pair: (pair[1].time, pair[0], pair[1].number))
+
+
+def find_step(registry: Registry, decision: str) -> Entry:
+    """The step that SLOT#NUMBER names; ReleaseError if there is none."""
+    slot, _, number = decision.rpartition("#")
+    entries = registry.history(slot) if slot and number.isdecimal() else []
+    if not entries or not 0 < int(number) <= len(entries):
+        raise ReleaseError(f"decision {decision!r}: expected SLOT#NUMBER, as `etude audit log` shows it")
+    return entries[int(number) - 1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checked:
     """What was checked, and the hash of the newest entry."""

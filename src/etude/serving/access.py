@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from litestar.connection import ASGIConnection
@@ -18,19 +18,25 @@ Called = NamedDependency[Caller]
 """Who calls, as an argument of a handler."""
 
 
-def needs(role: Role) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], None]:
-    """A guard for routes that this role, and those above it, may call."""
+@dataclass(frozen=True)
+class Guard:
+    """Refuses keys that are missing, unknown, or of a lower role."""
 
-    def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    role: Role
+
+    def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         caller = _caller(connection)
-        if not caller.may(role):
+        if not caller.may(self.role):
             raise RequestError(
-                f"the API key {caller.key} has the role {caller.role}: this needs {role}, or a role above it",
+                f"the API key {caller.key} has the role {caller.role}: this needs {self.role}, or a role above it",
                 status=403,
             )
         connection.scope["state"]["caller"] = caller
 
-    return guard
+
+def needs(role: Role) -> Guard:
+    """A guard for routes that this role, and those above it, may call."""
+    return Guard(role)
 
 
 def provide_caller(scope: Scope) -> Caller:

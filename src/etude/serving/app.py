@@ -17,21 +17,47 @@ from litestar.types import ASGIApp
 
 from etude.contracts.errors import EtudeError
 from etude.serving.access import provide_caller
+from etude.serving.bodies import JsonRequest
+from etude.serving.description import described
 from etude.serving.envelope import Envelope
 from etude.serving.errors import on_error
-from etude.serving.routes import decisions, experience, health, telemetry
+from etude.serving.routes import (
+    audit,
+    canary,
+    datasets,
+    decisions,
+    events,
+    experience,
+    health,
+    jobs,
+    policies,
+    rewards,
+    telemetry,
+)
 from etude.serving.server import Server
 
 log = logging.getLogger("etude")
 
-ROUTES: Sequence[Any] = [*health.ROUTES, *decisions.ROUTES, *experience.ROUTES, *telemetry.ROUTES]
+ROUTES: Sequence[Any] = [
+    *health.ROUTES,
+    *decisions.ROUTES,
+    *experience.ROUTES,
+    *telemetry.ROUTES,
+    *policies.ROUTES,
+    *canary.ROUTES,
+    *audit.ROUTES,
+    *jobs.ROUTES,
+    *datasets.ROUTES,
+    *rewards.ROUTES,
+    *events.ROUTES,
+]
 TICK_S = 1.0
 """Seconds between two looks at what was published, and at tasks whose time is over."""
 
 
 @get("/openapi.json", include_in_schema=False, sync_to_thread=False)
 def openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-    return Response(request.app.openapi_schema.to_schema())
+    return Response(described(request.app))
 
 
 def make_app(server: Server) -> ASGIApp:
@@ -48,6 +74,7 @@ def make_app(server: Server) -> ASGIApp:
         route_handlers=[*ROUTES, openapi],
         dependencies={"caller": Provide(provide_caller, sync_to_thread=False)},
         exception_handlers={Exception: on_error},
+        request_class=JsonRequest,
         request_max_body_size=server.config.max_body_bytes,
         lifespan=[working],
         openapi_config=OpenAPIConfig(
@@ -55,6 +82,7 @@ def make_app(server: Server) -> ASGIApp:
             version=server.version,
             description="Decisions that learn from what happened after them.",
             path="/openapi",
+            use_handler_docstrings=True,
             render_plugins=[JsonRenderPlugin()],  # pages would load scripts from elsewhere
             components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
             security=[{"key": []}],

@@ -30,3 +30,6 @@ class ServingConfig:
     """Requests per second of one API key, in each process; a key may have its own limit."""
     max_ratings_per_day: Annotated[int, Ge(1)] = 200
     """Ratings and outcomes per day that one source, a user of an API key, may send: more are refused."""
+    datasets: str | None = None
+    """Folder for datasets that are created over HTTP, or a prefix below experience.blobs if that is set; null is
+    `datasets` in experience.folder."""

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions import HTTPException, NotFoundException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
 from etude.contracts.errors import (
     BusError,
+    CatalogueError,
+    CheckpointError,
     ConfigError,
     ConflictError,
     DataError,
@@ -23,11 +25,13 @@ from etude.contracts.errors import (
     EtudeError,
     EventError,
     JobError,
+    MissingExtraError,
     ObservationError,
     PlanError,
     ReleaseError,
     RequestError,
     StoreError,
+    WorkersError,
 )
 
 log = logging.getLogger("etude")
@@ -45,6 +49,10 @@ STATUS: Mapping[type[EtudeError], int] = {
     JobError: 409,
     StoreError: 503,
     BusError: 503,
+    MissingExtraError: 503,
+    CatalogueError: 503,
+    WorkersError: 503,
+    CheckpointError: 503,
 }
 """The first one that an error is decides; all others are errors of the server."""
 
@@ -94,6 +102,10 @@ def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[byte
     elif isinstance(error, HTTPException):
         status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
         fields = _fields(error)
+        if isinstance(error, NotFoundException):
+            detail = (
+                f"there is no route {request.url.path[:80]!r}: GET /openapi.json describes all; ids have no slashes"
+            )
     elif isinstance(error, EtudeError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         detail = str(error) if status != 500 else detail

@@ -41,9 +41,22 @@ def http_server(server: Server) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(server),
         log_config=None,
+        ws="none",  # no route takes a WebSocket: a request that asks for one is answered as any other
         access_log=False,
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return uvicorn.Server(config)
+    return _Server(config, server)
+
+
+class _Server(uvicorn.Server):
+    """Ends streams when it stops: it would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._streams = server.steering.live
+
+    async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
+        self._streams.end()
+        await super().shutdown(sockets)

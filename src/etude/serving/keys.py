@@ -127,6 +127,13 @@ class Keys:
             )
         return Caller(key=key.id, role=key.role, tenant=key.tenant)
 
+    def is_active(self, id: str) -> bool:
+        """Whether a key may still be used; it does not count as a request."""
+        if monotonic() - self._read_at > REFRESH_S:
+            self._read()
+        key = self._known.get(id)
+        return key is not None and key.revoked is None
+
     def _put(self, key: ApiKey) -> None:
         self._store.put(KIND, key.id, msgspec.json.encode(key))
         self._read()

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import etude as api
-from etude.bootstrap.gates import ACTIONS, REPORT
+from etude.bootstrap.gates import ACTIONS
 from etude.bootstrap.release import open_registry
 from etude.cli.gates import EXITS
 from etude.contracts.release import State
 from etude.evidence.overlap import Verdict
 from etude.learning.run_folder import find_policy
 from etude.problems.choice.demo_data import described, make_rows
-from etude.release.gates.gate import GateReport
+from etude.release.gates.gate import REPORT, GateReport
 from tests.tiny import etude, refused
 
 QUICK = ("--gate", "approval", "--gate", "choice_limits")

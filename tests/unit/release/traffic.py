@@ -28,16 +28,20 @@ from etude.release.signing import Keys
 from etude.release.start import CanaryConfig, make_spec
 
 SLOT = "choice:model"
+FILE = "policy.txt"
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def make_artefact(folder: Path, content: str, *, problem: str = "choice", catalogue: str | None = None) -> Artefact:
     """An artefact without tensors: its one file is its name."""
-    files = {"policy.txt": content.encode()}
-    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    about = Manifest(problem=problem, method="from-logs", step=0, code="0", catalogue=catalogue, files=hashes)
-    write_folder(folder, files | {MANIFEST: about.encode()})
+    about = make_manifest(content, problem=problem, catalogue=catalogue)
+    write_folder(folder, {FILE: content.encode(), MANIFEST: about.encode()})
     return Artefact(folder)
+
+
+def make_manifest(content: str, *, problem: str = "choice", catalogue: str | None = None) -> Manifest:
+    hashes = {FILE: hashlib.sha256(content.encode()).hexdigest()}
+    return Manifest(problem=problem, method="from-logs", step=0, code="0", catalogue=catalogue, files=hashes)
 
 
 class Fixed:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from etude.bootstrap.gates import REPORT
 from etude.bootstrap.release_pages import release_facts
 from etude.contracts.errors import ReleaseError
 from etude.contracts.release import Action, Mode
 from etude.evidence.eprocess import EvidenceConfig
+from etude.release.gates.gate import REPORT
 from etude.reports.charts import Line, line_chart
 from etude.reports.release import ReleaseFacts, power_of_ten, release_page, release_sections
 from tests.unit.release.traffic import SLOT, Traffic

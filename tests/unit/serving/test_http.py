@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -280,7 +281,7 @@ def test_the_api_describes_itself_and_every_route_is_guarded(client: httpx.Clien
     bare = served.bare()
     for path, methods in described["paths"].items():
         for method in methods:
-            answer = bare.request(method, path.replace("{id}", "x"), json={} if method == "post" else None)
+            answer = bare.request(method, re.sub(r"{\w+}", "1111", path), json={} if method == "post" else None)
             assert answer.status_code == (200 if path in ("/health", "/ready") else 401), path
 
 

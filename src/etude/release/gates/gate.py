@@ -16,6 +16,7 @@ from etude.evidence.overlap import Verdict
 from etude.learning.gate import Contender, Gate, GateConfig, GateContext, GateResult, Instruction, Rule
 
 __all__ = [
+    "REPORT",
     "Contender",
     "Gate",
     "GateConfig",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 FORMAT = 1
+REPORT = "gates.json"
+"""The newest report of a version, attached to it in the registry, or in its run's folder."""
 MAX_TEXT = 300
 """Characters of an exception that a reason repeats."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.datastructures import State
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from etude.contracts.errors import RequestError
@@ -19,10 +19,10 @@ from etude.serving.access import Called, needs
 from etude.serving.errors import refusals
 from etude.serving.idempotency import once
 from etude.serving.keys import Caller, Role
+from etude.serving.pages import Cursor, IdPath, Limit
 from etude.serving.server import Server
 
 MAX_TRAJECTORIES = 100
-Limit = Annotated[int, QueryParameter(ge=1, le=500, description="Maximum number of rows.")]
 
 
 class TrajectoriesGiven(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,7 +96,7 @@ async def listed(
     state: State,
     caller: Called,
     where: Annotated[str, QueryParameter(description="Conditions: `problem=choice:model and outcome=failure`.")] = "",
-    cursor: FromQuery[str | None] = None,
+    cursor: Cursor = None,
     limit: Limit = 100,
 ) -> TrajectoryPage:
     """Newest first, without their content. A key of a tenant sees that tenant's alone."""
@@ -116,9 +116,9 @@ def _own(where: Where, caller: Caller) -> Where:
     summary="One stored task",
     tags=["experience"],
     guards=[needs(Role.DECIDE)],
-    responses=refusals(401, 403, 404, 429, 503),
+    responses=refusals(400, 401, 403, 404, 429, 503),
 )
-async def one(state: State, caller: Called, id: FromPath[str]) -> TrajectoryDetail:
+async def one(state: State, caller: Called, id: IdPath) -> TrajectoryDetail:
     """With its feedback and rewards."""
     server: Server = state.server
     found = await asyncio.to_thread(server.store.detail, id)

@@ -46,6 +46,7 @@ class Statistics(Struct, kw_only=True, frozen=True):
 
 @get("/health", summary="Whether the process lives", tags=["health"])
 async def health(state: State) -> Health:
+    """It answers as long as the process runs, whatever the disk does; it needs no key."""
     return Health(version=state.server.version)
 
 
@@ -69,6 +70,7 @@ async def ready(state: State) -> Response[Ready]:
     responses=refusals(401, 403, 429, 503),
 )
 async def stats(state: State) -> Statistics:
+    """Requests of this process, and trajectories, decisions and rewards of the installation."""
     server: Server = state.server
     found = await asyncio.to_thread(server.store.stats, Where(), version=server.reward_version)
     return Statistics(
