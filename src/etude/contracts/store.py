@@ -13,7 +13,6 @@ from etude.contracts.query import Where
 from etude.contracts.reward import Reward
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
-
 REWARD_BOUNDS = (-10.0, -5.0, -2.0, -1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds, inclusive, of the ranges in which rewards are counted; the last range has none."""
 

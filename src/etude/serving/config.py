@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -28,3 +28,15 @@ class ServingConfig:
     """Requests per second of one API key, in each process; a key may have its own limit."""
     max_ratings_per_day: Annotated[int, Ge(1)] = 200
     """Ratings and outcomes per day that one source, a user of an API key, may send: more are refused."""
+    metrics_without_key: bool = False
+    """Whether `GET /metrics` needs no API key: for a scraper on a network that no one else is on."""
+    log_format: Literal["text", "json"] = "text"
+    """`json` writes one object per line, one for each request too; `text` writes warnings and errors."""
+    otel_endpoint: str = ""
+    """Base URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a span for each request; empty
+    sends none. Needs the extra `otel`."""
+    min_free_mb: Annotated[int, Ge(0)] = 200
+    """Free space on the disk of experience.folder below which `/ready` says no, in MB."""
+    drain_s: Annotated[float, Ge(0), Le(300)] = 0.0
+    """Seconds for which a server that was told to stop answers on and `/ready` says no, so that a load balancer sends
+    requests elsewhere."""

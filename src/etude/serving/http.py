@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket as sockets
 
 import uvicorn
@@ -46,4 +47,17 @@ def http_server(server: Server) -> uvicorn.Server:
         date_header=False,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return uvicorn.Server(config)
+    return _Draining(config, server)
+
+
+class _Draining(uvicorn.Server):
+    """Says that it is not ready some time before it stops."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._serves = server
+
+    async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
+        self._serves.phase = "stopping"
+        await asyncio.sleep(self._serves.config.drain_s)
+        await super().shutdown(sockets)

@@ -94,7 +94,7 @@ class TestVersions:
         with closing(sqlite3.connect(path)) as db:
             db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
         before = path.read_bytes()
-        with pytest.raises(StoreError, match=r"has version 6, and this Etude knows 5: upgrade it"):
+        with pytest.raises(StoreError, match=r"has version 7, and this Etude knows 6: upgrade it"):
             SqliteStore(path)
         assert path.read_bytes() == before
 
