@@ -20,8 +20,8 @@ import msgspec
 FLUSH_S = 0.1
 """Seconds after which lines of requests are written; 1,000 of them are written at once."""
 MAX_LINES = 1000
-OWN_ID = pattern(r"[0-9a-f]{16}")
-"""A request id that the server made: it holds nothing of the caller."""
+PLAIN_ID = pattern(r"[0-9a-f]{16}|[0-9a-f]{32}")
+"""A request id that the server or a proxy made."""
 
 Redact = Callable[[str], str]
 _encode = msgspec.json.Encoder().encode
@@ -123,4 +123,4 @@ def _time(seconds: float) -> str:
 
 
 def _safe_id(request_id: str, redact: Redact) -> str:
-    return request_id if OWN_ID.fullmatch(request_id) else redact(request_id)
+    return request_id if PLAIN_ID.fullmatch(request_id) else redact(request_id)

@@ -14,6 +14,8 @@ from msgspec import Struct
 
 from etude.contracts.errors import EtudeError
 from etude.contracts.query import Where
+from etude.contracts.subjects import TRAJECTORIES
+from etude.experience.ingest import GROUP as INGEST
 from etude.serving.access import needs
 from etude.serving.errors import refusals
 from etude.serving.keys import Role
@@ -102,7 +104,7 @@ def _store(server: Server) -> str:
 
 
 def _outbox(server: Server) -> str:
-    server.collector.bus.publish([])
+    server.collector.bus.pending(TRAJECTORIES, INGEST)
     return ""
 
 
