@@ -24,9 +24,7 @@ from tests.servers.nats import find_nats_server
 NOW = datetime(2026, 11, 18, tzinfo=UTC)
 TRAJECTORY = Trajectory(id="t-1", time=NOW, task="parcel", problem="workflow")
 REWARD = Reward(id="r-1", time=NOW, trajectory_id="t-1", version=1, definition="d", total=0.5, confidence=1.0)
-STATUS = TrainingStatus(
-    id="s-1", time=NOW, job_id="job-1", request_id="q-1", problem="workflow", status="queued"
-)
+STATUS = TrainingStatus(id="s-1", time=NOW, job_id="job-1", request_id="q-1", problem="workflow", status="queued")
 EVENTS = (
     *("agent.rl.trajectory.v1", "agent.rl.feedback.v1", "agent.rl.reward.v1", "agent.rl.training.request.v1"),
     *("agent.rl.training.status.v1", "agent.rl.model.deployed.v1", "agent.rl.dead.agent.rl.trajectory.v1"),

@@ -171,9 +171,7 @@ def test_jobs_releases_and_policies(served: Served, client: httpx.Client, releas
     assert ("agent_rl_model_rollbacks_total", slot) in found
 
     own = {"time": (clock() - timedelta(hours=1)).isoformat(), "task": "x", "problem": SLOT, "policy": f"{old}+sampled"}
-    sent = [
-        {"id": f"m-{number}", "outcome": {"success": number > 0, "cost_usd": 0.5}} | own for number in range(4)
-    ]
+    sent = [{"id": f"m-{number}", "outcome": {"success": number > 0, "cost_usd": 0.5}} | own for number in range(4)]
     assert client.post("/v1/trajectories", json={"trajectories": sent}).status_code == 202
     served.server.ingest()
     found = scraped(served, client)

@@ -56,12 +56,11 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 
 def test_each_request_is_a_span_of_its_callers_trace(tmp_path: Path) -> None:
-    with collector() as (url, spans):
-        with serving(tmp_path, around=watched, otel_endpoint=url) as served:
-            client = served.client()
-            answer = client.post("/v1/decisions?email=ana@example.com", json=ASKED, headers={"traceparent": PARENT})
-            client.get("/v1/trajectories/ana@example.com")
-            client.get("/health")
+    with collector() as (url, spans), serving(tmp_path, around=watched, otel_endpoint=url) as served:
+        client = served.client()
+        answer = client.post("/v1/decisions?email=ana@example.com", json=ASKED, headers={"traceparent": PARENT})
+        client.get("/v1/trajectories/ana@example.com")
+        client.get("/health")
     decided, missing = spans
     assert decided.name == "POST /v1/decisions"
     assert decided.trace_id.hex() == PARENT.split("-")[1]
