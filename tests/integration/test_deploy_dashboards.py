@@ -37,7 +37,7 @@ SETTINGS = {
     "loop": {"threshold": 150, "schedule": None, "drift": False, "nice": 0},
     "release": {
         "gates": {"fuzz_cases": 50, "frequency_draws": 50, "frequency_requests": 1, "latency_calls": 100},
-        "canary": {"holdback_days": 0.0},
+        "canary": {"holdback_days": 0.0, "shadow_answers": 0},
     },
     "choice": {"encoder": "ngrams"},
 }
