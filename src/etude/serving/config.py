@@ -38,5 +38,5 @@ class ServingConfig:
     min_free_mb: Annotated[int, Ge(0)] = 200
     """Free space on the disk of experience.folder below which `/ready` says no, in MB."""
     drain_s: Annotated[float, Ge(0), Le(300)] = 0.0
-    """Seconds for which a server that was told to stop answers on and `/ready` says no, so that a load balancer sends
+    """Seconds for which a server that stops answers on and `/ready` says no, so that a load balancer sends
     requests elsewhere."""

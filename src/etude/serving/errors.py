@@ -101,8 +101,8 @@ def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[byte
     if status >= 500:
         unexpected = error if status == 500 else None
         route = request.scope.get("path_template", "")
-        told = {"request_id": request_id}
-        log.error("request %s: %s %s: %s", request_id, request.method, route, detail, exc_info=unexpected, extra=told)
+        named = {"request_id": request_id}
+        log.error("request %s: %s %s: %s", request_id, request.method, route, detail, exc_info=unexpected, extra=named)
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
     )
