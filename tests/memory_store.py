@@ -18,6 +18,7 @@ from etude.adapters.summaries import (
     collected_of,
     conditions,
     context_of,
+    groups_of,
     micros,
     moment,
     page_of,
@@ -29,7 +30,7 @@ from etude.adapters.summaries import (
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import REWARD_BOUNDS, Collected, Page, Row, Stats, Stored, Summary, TrajectoryDetail
+from etude.contracts.store import REWARD_BOUNDS, Collected, Group, Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 
@@ -97,6 +98,9 @@ class MemoryStore:
             waiting=self._waiting(),
             successes_by=Counter(outcome.success_by for outcome in outcomes if outcome.success and outcome.success_by),
         )
+
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        return groups_of(record.cell(version) for record in self._found(where, version))
 
     def collected(self, *, version: int) -> tuple[Collected, ...]:
         with self._open():

@@ -373,6 +373,7 @@ class TestExperienceStore:
         store_all(store, trajectory("a", user="u"), trajectory("b", problem="choice:model"), reward("r", "b", 0.25))
         store_all(store, reward("r1", "a", 12.0), feedback("f", "b", stars=4), reward("r2", "b", 0.95, revision=1))
         store_all(store, reward("r3", "b", 0.5, version=2))
+        assert store.groups(EVERYTHING, version=1) == store.stats(EVERYTHING, version=1).groups
         before = store.collected(version=1)
         choice, workflow = before
         assert (choice.problem, choice.trajectories, choice.ratings, choice.reward) == ("choice:model", 1, 1, 0.25)

@@ -26,6 +26,7 @@ from etude.adapters.summaries import (
     collected_of,
     conditions,
     detail_of,
+    groups_of,
     micros,
     moment,
     page_of,
@@ -37,7 +38,7 @@ from etude.adapters.summaries import (
 from etude.contracts.errors import MissingExtraError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import REWARD_BOUNDS, Collected, Page, Row, Stats, Stored, Summary, TrajectoryDetail
+from etude.contracts.store import REWARD_BOUNDS, Collected, Group, Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 IDS = 1000
@@ -275,7 +276,7 @@ class ClickHouseStore:
 
     def stats(self, where: Where, *, version: int) -> Stats:
         condition, given = _condition(where, version)
-        cells = [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
+        cells = self._cells(condition, given)
         ((waiting,),) = self._select(WAITING)
         if not cells:
             return stats_of([], users=0, first=None, last=None, waiting=waiting, successes_by={})
@@ -284,6 +285,12 @@ class ClickHouseStore:
         query = f"SELECT assumeNotNull(t.success_by), count() {JOINED} WHERE {condition} AND {JUDGED} GROUP BY 1"
         successes_by = dict(self._select(query, given))
         return stats_of(cells, users=users, first=first, last=last, waiting=waiting, successes_by=successes_by)
+
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        return groups_of(self._cells(*_condition(where, version)))
+
+    def _cells(self, condition: str, given: Mapping[str, Any]) -> list[Cell]:
+        return [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
 
     def collected(self, *, version: int) -> tuple[Collected, ...]:
         known = self._counted("1", {})

@@ -36,6 +36,7 @@ from etude.adapters.summaries import (
     collected_of,
     conditions,
     detail_of,
+    groups_of,
     micros,
     moment,
     page_of,
@@ -47,7 +48,7 @@ from etude.adapters.summaries import (
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import REWARD_BOUNDS, Collected, Page, Row, Stats, Stored, Summary, TrajectoryDetail
+from etude.contracts.store import REWARD_BOUNDS, Collected, Group, Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 APPLICATION_ID = 0x45747564
@@ -250,6 +251,10 @@ class SqliteStore:
                 )
             )
         return stats_of(cells, users=users, first=first, last=last, waiting=waiting, successes_by=successes_by)
+
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        with self._reading() as db:
+            return groups_of(_cells(db, where, version))
 
     def collected(self, *, version: int) -> tuple[Collected, ...]:
         with self._reading() as db:

@@ -131,10 +131,8 @@ def stats_of(
     successes_by: Mapping[str, int],  # of those of which it is known
 ) -> Stats:
     unknown = sum(cell.number for cell in cells if cell.success == 1) - sum(successes_by.values())
-    groups: dict[tuple[str, str, int], list[Cell]] = {}
     days: Counter[int] = Counter()
     for cell in cells:
-        groups.setdefault((cell.problem, cell.policy, cell.success), []).append(cell)
         days[cell.day] += cell.number
     return Stats(
         trajectories=sum(cell.number for cell in cells),
@@ -150,9 +148,16 @@ def stats_of(
         mean_reward=_mean((cell.reward, cell.scored) for cell in cells),
         mean_confidence=_mean((cell.confidence, cell.scored) for cell in cells),
         successes_by=dict(sorted(successes_by.items())) | ({"unknown": unknown} if unknown else {}),
-        groups=tuple(_group(key, some) for key, some in sorted(groups.items())),
+        groups=groups_of(cells),
         days=tuple((moment(day * DAY_US).date().isoformat(), count) for day, count in sorted(days.items())),
     )
+
+
+def groups_of(cells: Iterable[Cell]) -> tuple[Group, ...]:
+    groups: dict[tuple[str, str, int], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.problem, cell.policy, cell.success), []).append(cell)
+    return tuple(_group(key, some) for key, some in sorted(groups.items()))
 
 
 def _group(key: tuple[str, str, int], cells: Sequence[Cell]) -> Group:

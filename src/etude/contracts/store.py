@@ -147,6 +147,9 @@ class ExperienceStore(Protocol):
 
     def stats(self, where: Where, *, version: int) -> Stats: ...
 
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        """The groups of `stats` alone: of whole days, UTC, in milliseconds in a store with a million trajectories."""
+
     def collected(self, *, version: int) -> tuple[Collected, ...]:
         """Counts of everything that was ever stored, by problem: also of what has expired or was erased since. It
         takes milliseconds in a store with a million trajectories."""

@@ -166,7 +166,7 @@ class Installation:
         today = self.clock().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         since = Where(since=today - timedelta(days=1))
         found: dict[tuple[str, str], list[Group]] = {}
-        for group in self.store.stats(since, version=self.reward_version).groups if servings else ():
+        for group in self.store.groups(since, version=self.reward_version) if servings else ():
             for version in {version for version, _, _ in _shares(servings.get(group.problem, Serving()))}:
                 if group.policy is not None and group.policy.partition("+")[0] == version:
                     found.setdefault((group.problem, version), []).append(group)

@@ -222,7 +222,7 @@ def test_a_store_or_a_bus_that_is_away_does_not_stop_a_scrape(
 
     installation = served.server.installation
     monkeypatch.setattr(installation, "bus", _Away())
-    monkeypatch.setattr(installation, "store", type("Gone", (), {"collected": away, "stats": away})())
+    monkeypatch.setattr(installation, "store", type("Gone", (), {"collected": away, "groups": away})())
     found = scraped(served, client)
     assert found["etude_store_up", ""] == found["agent_rl_bus_connected", ""] == 0
     collected = ("agent_rl_trajectories_collected_total", 'problem="choice"')
