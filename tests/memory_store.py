@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -14,8 +15,10 @@ from etude.adapters.summaries import (
     Cell,
     checked,
     checked_limit,
+    collected_of,
     conditions,
     context_of,
+    groups_of,
     micros,
     moment,
     page_of,
@@ -27,7 +30,7 @@ from etude.adapters.summaries import (
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Page, Row, Stats, Stored, Summary, TrajectoryDetail
+from etude.contracts.store import REWARD_BOUNDS, Collected, Group, Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 
@@ -41,6 +44,7 @@ class MemoryStore:
         self._opted_out: set[str] = set()
         self._documents: dict[str, dict[str, bytes]] = {}
         self._members: dict[str, set[str]] = {}
+        self._gone: list[_Record] = []  # expired or erased: only counts of them are given
 
     def ping(self) -> None:
         self._open()
@@ -93,6 +97,22 @@ class MemoryStore:
             last=max(times, default=None),
             waiting=self._waiting(),
             successes_by=Counter(outcome.success_by for outcome in outcomes if outcome.success and outcome.success_by),
+        )
+
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        return groups_of(record.cell(version) for record in self._found(where, version))
+
+    def collected(self, *, version: int) -> tuple[Collected, ...]:
+        with self._open():
+            records = [*self._gone, *self._records()]
+        first = [(record.trajectory.problem, record.first_reward(version)) for record in records]
+        return collected_of(
+            [
+                (problem, len(some), sum(record.ratings for record in some))
+                for problem in {record.trajectory.problem for record in records}
+                for some in [[record for record in records if record.trajectory.problem == problem]]
+            ],
+            [(problem, bisect_left(REWARD_BOUNDS, total), 1, total) for problem, total in first if total is not None],
         )
 
     def _waiting(self) -> int:
@@ -181,6 +201,7 @@ class MemoryStore:
                 yield _Record(event, body, feedback.get(event.id, []), rewards.get(event.id, []))
 
     def _remove(self, trajectories: set[str]) -> None:
+        self._gone += [record for record in self._records() if record.trajectory.id in trajectories]
         gone = [place for place, (event, _) in self._events.items() if trajectory_of(event) in trajectories]
         for place in gone:
             del self._events[place]
@@ -197,6 +218,15 @@ class _Record(NamedTuple):
     def reward(self, version: int) -> Reward | None:
         under = [reward for reward in self.rewards if reward.version == version]
         return max(under, key=lambda reward: (reward.revision, reward.id), default=None)
+
+    def first_reward(self, version: int) -> float | None:
+        under = [reward for reward in self.rewards if reward.version == version]
+        first = min(under, key=lambda reward: (reward.revision, reward.id), default=None)
+        return None if first is None else first.total
+
+    @property
+    def ratings(self) -> int:
+        return rating_totals([*self.trajectory.feedback, *self.feedback]).ratings
 
     def summary(self, version: int) -> Summary:
         totals = rating_totals([*self.trajectory.feedback, *self.feedback])
@@ -228,7 +258,7 @@ class _Record(NamedTuple):
             number=1,
             decisions=summary.decisions,
             turns=summary.turns,
-            ratings=rating_totals([*self.trajectory.feedback, *self.feedback]).ratings,
+            ratings=self.ratings,
             rewards=len(self.rewards),
             bytes=summary.size,
             cost_usd=summary.cost_usd or 0.0,

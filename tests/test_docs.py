@@ -29,6 +29,7 @@ from etude.learning.health import HealthConfig, Symptom
 from etude.learning.practise import Stage
 from etude.learning.run import STOPPED
 from etude.problems import table
+from etude.serving.metrics import METRICS
 from etude.settings.sources import Field
 from etude.settings.tree import FLAGS, presets, resolve_settings, tree_of
 from tests.tiny import etude as run_etude
@@ -40,6 +41,7 @@ README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 CONFIGURATION = ROOT / "docs" / "07-configuration.md"
 DOCUMENTS = ROOT / "docs" / "11-documents.md"
+OPERATING = ROOT / "docs" / "21-operating.md"
 ONE_DECISION = ROOT / "docs" / "12-one-decision.md"
 OWN_PROBLEM = ROOT / "examples" / "own_problem"
 INIT_FILES = SOURCE / "cli" / "orchestrator" / "init_files"
@@ -126,12 +128,21 @@ def default_of(field: Field) -> str:
     return setting(list(field.default) if isinstance(field.default, tuple) else field.default)
 
 
+def table_of_metrics() -> str:
+    rows = [
+        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.whose} | {metric.help} |\n"
+        for metric in METRICS
+    ]
+    return "| metric | type | labels | of | what |\n|---|---|---|---|---|\n" + "".join(rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": lambda: to_markdown(tree_of(None).fields),
     "presets": table_of_presets,
     "documents": table_of_documents,
+    "metrics": table_of_metrics,
 }
-TABLES_OF = {CONFIGURATION: ["presets", "settings"], DOCUMENTS: ["documents"]}
+TABLES_OF = {CONFIGURATION: ["presets", "settings"], DOCUMENTS: ["documents"], OPERATING: ["metrics"]}
 
 
 def with_generated_tables(text: str) -> str:

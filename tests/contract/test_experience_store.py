@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from etude.contracts.decision import LoggedDecision
 from etude.contracts.errors import DataError, MissingExtraError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Component, Reward
-from etude.contracts.store import ExperienceStore, Page, Stored, Summary
+from etude.contracts.store import REWARD_BOUNDS, ExperienceStore, Page, Stored, Summary
 from etude.contracts.subjects import encode
 from etude.contracts.training import TrainingRequest
 from etude.contracts.trajectory import Event, Feedback, Outcome, Rating, Trajectory, Turn
@@ -367,6 +368,26 @@ class TestExperienceStore:
         assert (only(store).feedback, only(store).reward) == (0.5, 0.75)
         stats = store.stats(EVERYTHING, version=1)
         assert (stats.feedback, stats.rewards, stats.mean_reward) == (3, 2, 0.75)
+
+    def test_what_was_ever_collected_does_not_fall(self, store: ExperienceStore) -> None:
+        store_all(store, trajectory("a", user="u"), trajectory("b", problem="choice:model"), reward("r", "b", 0.25))
+        store_all(store, reward("r1", "a", 12.0), feedback("f", "b", stars=4), reward("r2", "b", 0.95, revision=1))
+        store_all(store, reward("r3", "b", 0.5, version=2))
+        assert store.groups(EVERYTHING, version=1) == store.stats(EVERYTHING, version=1).groups
+        before = store.collected(version=1)
+        choice, workflow = before
+        assert (choice.problem, choice.trajectories, choice.ratings, choice.reward) == ("choice:model", 1, 1, 0.25)
+        assert choice.rewards[bisect_left(REWARD_BOUNDS, 0.25)] == sum(choice.rewards) == 1  # the first reward stays
+        assert (workflow.rewards[-1], workflow.reward) == (1, 12.0)
+        assert [one.reward for one in store.collected(version=2)] == [0.5, 0.0]
+        store.forget("u")
+        assert store.collected(version=1) == before
+        store.expire(NOON + timedelta(days=1))
+        assert store.stats(EVERYTHING, version=1).trajectories == 0
+        assert store.collected(version=1) == before
+        store_all(store, trajectory("c", problem="choice:model", minutes=2000), reward("r4", "c", -99.0))
+        later = store.collected(version=1)[0]
+        assert (later.trajectories, later.rewards[0], later.reward) == (2, 1, -98.75)
 
     def test_a_comment_is_feedback_without_a_mark(self, store: ExperienceStore) -> None:
         store_all(store, trajectory("a"), trajectory("b"), feedback("f", "a", comment="hm"), feedback("g", "b"))

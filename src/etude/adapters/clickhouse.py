@@ -13,6 +13,8 @@ from hashlib import blake2b, sha256
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from etude.adapters.summaries import (
     DAY_US,
     OUTCOMES,
@@ -21,8 +23,10 @@ from etude.adapters.summaries import (
     bounds,
     checked,
     checked_limit,
+    collected_of,
     conditions,
     detail_of,
+    groups_of,
     micros,
     moment,
     page_of,
@@ -34,7 +38,7 @@ from etude.adapters.summaries import (
 from etude.contracts.errors import MissingExtraError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Page, Row, Stats, Stored, Summary, TrajectoryDetail
+from etude.contracts.store import REWARD_BOUNDS, Collected, Group, Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 IDS = 1000
@@ -129,6 +133,28 @@ JUDGED = "t.success_by IS NOT NULL AND t.success = true"
 """Successes of which it is known who said so."""
 WAITING = "SELECT uniqExact(id) FROM feedback WHERE trajectory NOT IN (SELECT id FROM trajectories)"
 """Ratings without a trajectory."""
+COUNTED = f"""
+    SELECT t.problem, count(), sum({RATINGS}) FROM trajectories AS t FINAL
+    LEFT JOIN (SELECT trajectory, sum(said) AS said FROM feedback FINAL GROUP BY trajectory) AS f
+        ON f.trajectory = t.id
+    WHERE {{}} GROUP BY 1
+"""
+REWARDED = f"""
+    SELECT r.version, t.problem, {" + ".join(f"(r.total > {bound!r})" for bound in REWARD_BOUNDS)}, count(),
+        sum(r.total)
+    FROM (
+        SELECT trajectory, version, argMin(total, (revision, id)) AS total FROM rewards GROUP BY trajectory, version
+    ) AS r INNER JOIN trajectories AS t FINAL ON t.id = r.trajectory
+    WHERE {{}} GROUP BY 1, 2, 3
+"""
+"""By version of the reward, problem and range of the first reward."""
+REMOVED = "removed"
+"""Kind of document with counts of what has expired or was erased."""
+
+
+class _Removed(msgspec.Struct):
+    counts: list[tuple[str, int, int]]
+    rewards: list[tuple[int, str, int, int, float]]
 
 
 class ClickHouseStore:
@@ -250,7 +276,7 @@ class ClickHouseStore:
 
     def stats(self, where: Where, *, version: int) -> Stats:
         condition, given = _condition(where, version)
-        cells = [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
+        cells = self._cells(condition, given)
         ((waiting,),) = self._select(WAITING)
         if not cells:
             return stats_of([], users=0, first=None, last=None, waiting=waiting, successes_by={})
@@ -259,6 +285,34 @@ class ClickHouseStore:
         query = f"SELECT assumeNotNull(t.success_by), count() {JOINED} WHERE {condition} AND {JUDGED} GROUP BY 1"
         successes_by = dict(self._select(query, given))
         return stats_of(cells, users=users, first=first, last=last, waiting=waiting, successes_by=successes_by)
+
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        return groups_of(self._cells(*_condition(where, version)))
+
+    def _cells(self, condition: str, given: Mapping[str, Any]) -> list[Cell]:
+        return [Cell(*row) for row in self._select(f"{CELL} WHERE {condition} GROUP BY 1, 2, 3, 4", given)]
+
+    def collected(self, *, version: int) -> tuple[Collected, ...]:
+        known = self._counted("1", {})
+        gone = [msgspec.json.decode(body, type=_Removed) for body in self.documents(REMOVED).values()]
+        counts: dict[str, tuple[int, int]] = {}
+        for one in (known, *gone):
+            for problem, trajectories, ratings in one.counts:
+                before = counts.get(problem, (0, 0))
+                counts[problem] = (before[0] + trajectories, before[1] + ratings)
+        rewards = (row for one in (known, *gone) for row in one.rewards if row[0] == version)
+        return collected_of(((problem, *both) for problem, both in counts.items()), (row[1:] for row in rewards))
+
+    def _counted(self, condition: str, given: Mapping[str, Any]) -> _Removed:
+        counts = self._select(COUNTED.format(condition), given)
+        rewards = self._select(REWARDED.format(condition), given)
+        return msgspec.convert({"counts": counts, "rewards": rewards}, type=_Removed)
+
+    def _keep_counts(self, condition: str, given: Mapping[str, Any]) -> None:
+        """Before trajectories are removed: what was ever collected does not fall."""
+        counted = self._counted(condition, given)
+        if counted.counts:
+            self.put(REMOVED, str(time.time_ns()), msgspec.json.encode(counted))
 
     def forget(self, user: str) -> list[str]:
         # The digest stays until everything is erased, so that a repeated call after an error returns the ids too.
@@ -270,6 +324,7 @@ class ClickHouseStore:
         if not ids:
             return []
         erased = f"(SELECT id FROM {self._database}.forgotten WHERE kind = 'trajectories' AND pending = %(pending)s)"
+        self._keep_counts("t.user = %(user)s", {"user": user})
         self._run(f"ALTER TABLE feedback DELETE WHERE user = %(user)s OR trajectory IN {erased}", given)
         self._run(f"ALTER TABLE rewards DELETE WHERE trajectory IN {erased}", given)
         self._run(f"ALTER TABLE trajectories DELETE WHERE id IN {erased}", given)
@@ -291,6 +346,7 @@ class ClickHouseStore:
     def expire(self, before: datetime) -> int:
         given = {"before": micros(before)}
         ((count,),) = self._select("SELECT uniqExact(id) FROM trajectories WHERE time < %(before)s", given)
+        self._keep_counts("t.time < %(before)s", given)
         trajectories = f"SELECT id FROM {self._database}.trajectories"
         for table in ("feedback", "rewards"):  # also those whose trajectory has expired or never arrived
             self._run(

@@ -4,11 +4,13 @@ trajectories   one narrow row each, indexed       bodies    their bytes, which c
 feedback, rewards   whole, by trajectory          scores    the reward of each trajectory under each version
 early   feedback that came before its trajectory, kept by triggers
 cells, reward_cells   totals by day, problem, policy and outcome, updated with every write: `stats` reads only these
+collected, rewarded   counts by problem, and by range of the first reward, that never fall
 """
 
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -31,8 +33,10 @@ from etude.adapters.summaries import (
     bounds,
     checked,
     checked_limit,
+    collected_of,
     conditions,
     detail_of,
+    groups_of,
     micros,
     moment,
     page_of,
@@ -44,7 +48,7 @@ from etude.adapters.summaries import (
 from etude.contracts.errors import StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Page, Row, Stats, Stored, Summary, TrajectoryDetail
+from etude.contracts.store import REWARD_BOUNDS, Collected, Group, Page, Row, Stats, Stored, Summary, TrajectoryDetail
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
 APPLICATION_ID = 0x45747564
@@ -128,6 +132,18 @@ JUDGED = (
 )
 SUCCESSES_BY = "SELECT t.success_by, count(*) {} AND t.success_by IS NOT NULL AND t.success = 1 GROUP BY t.success_by"
 """Successes by who said so, as far as it is known: the index has no others."""
+
+RANGE = " + ".join(f"(s.total > {bound!r})" for bound in REWARD_BOUNDS)
+"""Number of the range of REWARD_BOUNDS that a reward is in."""
+EVER = (
+    "CREATE TABLE collected (problem TEXT PRIMARY KEY, trajectories INTEGER NOT NULL, ratings INTEGER NOT NULL) "
+    "WITHOUT ROWID",
+    "CREATE TABLE rewarded (version INTEGER NOT NULL, problem TEXT NOT NULL, range INTEGER NOT NULL, "
+    "count INTEGER NOT NULL, reward REAL NOT NULL, PRIMARY KEY (version, problem, range)) WITHOUT ROWID",
+    "INSERT INTO collected SELECT problem, sum(count), sum(said) FROM cells GROUP BY 1",
+    f"INSERT INTO rewarded SELECT s.version, t.problem, {RANGE}, count(*), total(s.total) "
+    "FROM scores s JOIN trajectories t ON t.seq = s.seq GROUP BY 1, 2, 3",
+)
 
 KEY = f"""
     (t.time - ((t.time % {DAY_US}) + {DAY_US}) % {DAY_US}) / {DAY_US}, t.problem, coalesce(t.policy, ''),
@@ -235,6 +251,18 @@ class SqliteStore:
                 )
             )
         return stats_of(cells, users=users, first=first, last=last, waiting=waiting, successes_by=successes_by)
+
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        with self._reading() as db:
+            return groups_of(_cells(db, where, version))
+
+    def collected(self, *, version: int) -> tuple[Collected, ...]:
+        with self._reading() as db:
+            counts = db.execute("SELECT problem, trajectories, ratings FROM collected").fetchall()
+            rewards = db.execute(
+                "SELECT problem, range, count, reward FROM rewarded WHERE version = ?", (version,)
+            ).fetchall()
+        return collected_of(counts, rewards)
 
     def forget(self, user: str) -> list[str]:
         pending = sha256(user.encode("utf-8", "surrogatepass")).digest()
@@ -371,12 +399,18 @@ def _add_judgements(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _count_ever(db: sqlite3.Connection) -> None:
+    for statement in EVER:
+        db.execute(statement)
+
+
 MIGRATIONS: tuple[Step, ...] = (
     partial(run_script, script=EVENTS),
     _make_totals,
     _write_problems,
     _find_early,
     _add_judgements,
+    _count_ever,
 )
 """Migrations from each version to the next; existing ones never change, new ones are appended."""
 
@@ -388,6 +422,8 @@ class _Batch:
         self.db = db
         self.cells: dict[Key, list[float]] = {}
         self.reward_cells: dict[tuple[int, Key], list[float]] = {}
+        self.collected: dict[str, list[float]] = {}
+        self.rewarded: dict[tuple[int, str, int], list[float]] = {}
 
     def add(self, event: Event, body: bytes) -> Stored:
         table, user = TABLES[type(event)], getattr(event, "user", None)
@@ -459,14 +495,25 @@ class _Batch:
         cell[0] += total - (before[0] if before else 0.0)
         cell[1] += confidence - (before[1] if before else 0.0)
         cell[2] += before is None
+        if before is None:
+            place = (version, key[1], bisect_left(REWARD_BOUNDS, total))
+            ever = self.rewarded.setdefault(place, [0, 0.0])
+            ever[0] += 1
+            ever[1] += total
 
     def _count(self, key: Key, more: Sequence[float]) -> None:
+        if more[0] or more[3] > 0:
+            ever = self.collected.setdefault(key[1], [0, 0])
+            ever[0] += more[0]
+            ever[1] += more[3]
         sums = self.cells.get(key)
         self.cells[key] = list(more) if sums is None else [a + b for a, b in zip(sums, more, strict=True)]
 
     def write_totals(self) -> None:
         _add(self.db, "cells", 4, ((*key, *more) for key, more in self.cells.items()))
         _add(self.db, "reward_cells", 5, ((v, *key, *more) for (v, key), more in self.reward_cells.items()))
+        _add(self.db, "collected", 1, ((problem, *more) for problem, more in self.collected.items()))
+        _add(self.db, "rewarded", 3, ((*place, *more) for place, more in self.rewarded.items()))
 
 
 def _add(db: sqlite3.Connection, table: str, keys: int, rows: Iterator[tuple[Any, ...]]) -> None:

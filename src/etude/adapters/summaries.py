@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from etude.contracts.errors import DataError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
-from etude.contracts.store import Group, Page, Stats, Summary, TrajectoryDetail
+from etude.contracts.store import REWARD_BOUNDS, Collected, Group, Page, Stats, Summary, TrajectoryDetail
 from etude.contracts.subjects import decode
 from etude.contracts.trajectory import Event, Feedback, Rating, Trajectory, rating_scores
 
@@ -131,10 +131,8 @@ def stats_of(
     successes_by: Mapping[str, int],  # of those of which it is known
 ) -> Stats:
     unknown = sum(cell.number for cell in cells if cell.success == 1) - sum(successes_by.values())
-    groups: dict[tuple[str, str, int], list[Cell]] = {}
     days: Counter[int] = Counter()
     for cell in cells:
-        groups.setdefault((cell.problem, cell.policy, cell.success), []).append(cell)
         days[cell.day] += cell.number
     return Stats(
         trajectories=sum(cell.number for cell in cells),
@@ -150,9 +148,16 @@ def stats_of(
         mean_reward=_mean((cell.reward, cell.scored) for cell in cells),
         mean_confidence=_mean((cell.confidence, cell.scored) for cell in cells),
         successes_by=dict(sorted(successes_by.items())) | ({"unknown": unknown} if unknown else {}),
-        groups=tuple(_group(key, some) for key, some in sorted(groups.items())),
+        groups=groups_of(cells),
         days=tuple((moment(day * DAY_US).date().isoformat(), count) for day, count in sorted(days.items())),
     )
+
+
+def groups_of(cells: Iterable[Cell]) -> tuple[Group, ...]:
+    groups: dict[tuple[str, str, int], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.problem, cell.policy, cell.success), []).append(cell)
+    return tuple(_group(key, some) for key, some in sorted(groups.items()))
 
 
 def _group(key: tuple[str, str, int], cells: Sequence[Cell]) -> Group:
@@ -165,6 +170,28 @@ def _group(key: tuple[str, str, int], cells: Sequence[Cell]) -> Group:
         mean_reward=_mean((cell.reward, cell.scored) for cell in cells),
         mean_cost_usd=_mean((cell.cost_usd, cell.costed) for cell in cells),
         mean_latency_ms=_mean((cell.latency_ms, cell.timed) for cell in cells),
+    )
+
+
+def collected_of(
+    counts: Iterable[tuple[str, int, int]], rewards: Iterable[tuple[str, int, int, float]]
+) -> tuple[Collected, ...]:
+    """From problem, trajectories and ratings, and from problem, range of the reward, trajectories and their sum."""
+    found = {problem: (trajectories, ratings) for problem, trajectories, ratings in counts}
+    ranges: dict[str, list[int]] = {}
+    sums: dict[str, float] = {}
+    for problem, place, count, reward in rewards:
+        ranges.setdefault(problem, [0] * (len(REWARD_BOUNDS) + 1))[place] += count
+        sums[problem] = sums.get(problem, 0.0) + reward
+    return tuple(
+        Collected(
+            problem=problem,
+            trajectories=found.get(problem, (0, 0))[0],
+            ratings=found.get(problem, (0, 0))[1],
+            rewards=tuple(ranges.get(problem, [0] * (len(REWARD_BOUNDS) + 1))),
+            reward=sums.get(problem, 0.0),
+        )
+        for problem in sorted(found.keys() | ranges.keys())
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache
+from importlib.util import find_spec as find_package
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -13,20 +14,28 @@ from pydantic import BaseModel, ConfigDict
 import etude
 from etude.adapters.serving_state import SqliteServingState
 from etude.bootstrap.clock import now
-from etude.bootstrap.experience import Experience, experience, make_collector
-from etude.bootstrap.release import KEYS
+from etude.bootstrap.experience import Experience, experience, make_collector, problem_of
+from etude.bootstrap.loop import open_jobs
+from etude.bootstrap.loop import settings_here as loop_settings
+from etude.bootstrap.release import KEYS, open_registry, settings_with
 from etude.bootstrap.steering import open_steering
 from etude.contracts.ports import Decider
+from etude.contracts.serving import ServingState
 from etude.experience.cleaning import make_cleaner
 from etude.experience.config import ExperienceConfig
+from etude.experience.task import Collector
 from etude.problems.spec import resolve
-from etude.problems.table import find_spec
+from etude.problems.table import find_spec, names
 from etude.serving.config import ServingConfig
 from etude.serving.decisions import Decisions
 from etude.serving.ids import SignedIds
+from etude.serving.installation import Installation
 from etude.serving.keys import Keys
+from etude.serving.logs import logging_as
+from etude.serving.metrics import ProcessMetrics
 from etude.serving.server import Server
 from etude.serving.telemetry import Telemetry
+from etude.serving.tracing import tracing_to
 from etude.settings.sources import Tree
 
 STATE, UNMAPPED = "serving.sqlite", "unmapped.jsonl"
@@ -62,7 +71,9 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
     ):
         collector, state = make_collector(settings.experience), SqliteServingState(folder / STATE)
         ids = SignedIds(folder / KEYS)
-        try:
+        metrics = ProcessMetrics(version=etude.__version__)
+        named = [problem_of(name) for name in settings.experience.policies]
+        with closing(state), _installation(opened, collector, state, file) as own:
             yield Server(
                 config=settings.serving,
                 version=etude.__version__,
@@ -78,6 +89,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                     fallback=cache(lambda problem: _fallback(problem, settings.experience)),
                     clock=now,
                     stored_of=lambda trajectory, tenant: _stored_of(opened, trajectory, tenant),
+                    decided=metrics.decided,
                 ),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
@@ -90,9 +102,46 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 ingest=lambda: sum(opened.catch_up().stored.values()),
                 clock=now,
                 started=now(),
+                installation=own,
+                policies=lambda: {name: collector.deciders.state(name) for name in named},
+                metrics=metrics,
             )
-        finally:
-            state.close()
+
+
+@contextmanager
+def watched(server: Server, file: Path | None = None) -> Iterator[None]:
+    """The log of this process, and the spans of its requests, as the settings say."""
+    config, redact = server.config, make_cleaner(settings_here(file).experience).text
+    with ExitStack() as opened:
+        lines = opened.enter_context(logging_as(config.log_format, redact))
+        server.watch = () if lines is None else (lines,)
+        if config.otel_endpoint:
+            server.watch += (opened.enter_context(tracing_to(config.otel_endpoint, server.version)),)
+        yield
+
+
+@contextmanager
+def _installation(
+    opened: Experience, collector: Collector, state: ServingState, file: Path | None
+) -> Iterator[Installation]:
+    config, loop = opened.config, loop_settings(file)
+    with open_jobs(loop) as jobs:
+        made = Installation(
+            store=opened.store,
+            state=state,
+            bus=collector.bus if opened.is_embedded else opened.bus,
+            outbox=collector.bus,
+            jobs=jobs,
+            leader=jobs,
+            registry=open_registry(settings_with(config)) if find_package("cryptography") else None,
+            problems=names(),
+            named=frozenset({problem_of(name) for name in config.policies} | set(loop.loop.slots)),
+            reward_version=config.reward_version,
+            folder=Path(config.folder),
+            clock=now,
+        )
+        with closing(made):
+            yield made
 
 
 def _keys(opened: Experience, config: ServingConfig) -> Keys:

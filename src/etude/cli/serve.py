@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from typing import Annotated
 
 import typer
 
-from etude.bootstrap.serving import open_server
+from etude.bootstrap.serving import open_server, watched
 from etude.cli.display import console
 from etude.cli.options import ConfigFile
 from etude.serving.http import listen, run_app
 from etude.serving.keys import Role
 from etude.serving.server import Server
+
+log = logging.getLogger("etude")
 
 GRACE_S = 10.0
 """Seconds that the loop has to end."""
@@ -29,15 +32,22 @@ def serve(
     loop: Annotated[bool, typer.Option("--loop/--no-loop", help="Run the loop in the background.")] = True,
     config: ConfigFile = None,
 ) -> None:
-    """Decide over HTTP until interrupted. On first start it prints an API key."""
+    """Decide over HTTP until interrupted. On first start it prints an API key, unless the log is JSON."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the loop ends, too
     screen = console(stderr=True)
-    with open_server(config) as server:
+    with open_server(config) as server, watched(server, config):
+        server.with_loop = loop
+        in_text = server.config.log_format == "text"
         socket = listen(host or server.config.host, server.config.port if port is None else port)
         address = f"http://{socket.getsockname()[0]}:{socket.getsockname()[1]}"
-        if (made := _first_key(server)) is not None:
+        if in_text and (made := _first_key(server)) is not None:
             screen.print(f"an API key with the role {Role.ADMIN}, shown once: [bold]{made}[/bold]", soft_wrap=True)
-        screen.print(f"serving at {address}; its API is described at {address}/openapi.json", soft_wrap=True)
+        if in_text:
+            screen.print(f"serving at {address}; its API is described at {address}/openapi.json", soft_wrap=True)
+        else:  # logs are kept, and a key must not be
+            log.info("serving on port %s", socket.getsockname()[1])
+            if not server.keys.all():
+                log.warning("there is no API key: `etude keys create --role %s` prints one", Role.ADMIN)
         with _loop(config) if loop else nullcontext():
             run_app(server, socket)
 

@@ -13,6 +13,9 @@ from etude.contracts.query import Where
 from etude.contracts.reward import Reward
 from etude.contracts.trajectory import Event, Feedback, Trajectory
 
+REWARD_BOUNDS = (-10.0, -5.0, -2.0, -1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 5.0, 10.0)
+"""Upper bounds, inclusive, of the ranges in which rewards are counted; the last range has none."""
+
 
 class Stored(StrEnum):
     """The result of storing an event."""
@@ -103,6 +106,18 @@ class Stats(Struct, frozen=True, kw_only=True):
     """Trajectories by day, YYYY-MM-DD in UTC."""
 
 
+class Collected(Struct, frozen=True, kw_only=True):
+    """What was stored of a problem since the beginning: these counts never fall."""
+
+    problem: str
+    trajectories: int
+    ratings: int
+    rewards: tuple[int, ...]
+    """Trajectories by their first reward: one count for each range of REWARD_BOUNDS, and one for those above."""
+    reward: float
+    """Sum of these rewards."""
+
+
 class ExperienceStore(Protocol):
     """An append-only store of trajectories, feedback and rewards, and of documents about them.
 
@@ -131,6 +146,13 @@ class ExperienceStore(Protocol):
         """All trajectories, oldest first, ties by id, as of its start; only a few are in memory at a time."""
 
     def stats(self, where: Where, *, version: int) -> Stats: ...
+
+    def groups(self, where: Where, *, version: int) -> tuple[Group, ...]:
+        """The groups of `stats` alone: of whole days, UTC, in milliseconds in a store with a million trajectories."""
+
+    def collected(self, *, version: int) -> tuple[Collected, ...]:
+        """Counts of everything that was ever stored, by problem: also of what has expired or was erased since. It
+        takes milliseconds in a store with a million trajectories."""
 
     def forget(self, user: str) -> list[str]:
         """Erase a user's trajectories with their feedback, rewards and decisions; return the ids, which are kept.

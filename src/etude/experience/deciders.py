@@ -177,6 +177,11 @@ class Deciders:
         if not policy.ended.is_set():
             policy.asked_at = min(policy.asked_at, monotonic())
             policy.ended.wait(max(0.0, policy.asked_at + timeout_s - monotonic()))
+        return self.state(problem)
+
+    def state(self, problem: str) -> NoAnswer | None:
+        """Why the policy of a problem would not decide now; None if it would. It waits for nothing."""
+        policy = self._policy(problem)
         if not policy.ended.is_set():
             return NoAnswer("loading", f"{policy.name} is being loaded")
         return None if policy.error is None else NoAnswer("missing", policy.why(policy.error))

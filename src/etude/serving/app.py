@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 from litestar import Litestar, Request, Response, get
@@ -30,16 +31,19 @@ from etude.serving.routes import (
     experience,
     health,
     jobs,
+    metrics,
     policies,
     rewards,
     telemetry,
 )
 from etude.serving.server import Server
+from etude.serving.watched import Watched
 
 log = logging.getLogger("etude")
 
 ROUTES: Sequence[Any] = [
     *health.ROUTES,
+    *metrics.ROUTES,
     *decisions.ROUTES,
     *experience.ROUTES,
     *telemetry.ROUTES,
@@ -63,10 +67,13 @@ def openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
 def make_app(server: Server) -> ASGIApp:
     @asynccontextmanager
     async def working(app: Litestar) -> AsyncIterator[None]:
+        server.worked_at = monotonic()
         work = asyncio.create_task(_work(server))
+        server.phase = "running"
         try:
             yield
         finally:
+            server.phase = "stopping"
             work.cancel()
             await asyncio.to_thread(server.telemetry.take, everything=True)
 
@@ -90,16 +97,20 @@ def make_app(server: Server) -> ASGIApp:
         logging_config=None,
     )
     app.state.server = server
-    return Envelope(app, timeout_s=server.config.request_timeout_s, answered=server.answered)
+    inner = Envelope(app, timeout_s=server.config.request_timeout_s, answered=server.answered)
+    return Watched(inner, server.metrics, server.watch)
 
 
 async def _work(server: Server) -> None:
     """Stores what was published, and tasks whose time is over. A failure is logged, and tried again."""
     while True:
+        server.worked_at = monotonic()
         try:
             await asyncio.to_thread(server.decisions.close_old)
             await asyncio.to_thread(server.telemetry.take)
             await asyncio.to_thread(server.ingest)
+            server.trouble = ""
         except EtudeError as error:
+            server.trouble = str(error)
             log.error("%s", error)
         await asyncio.sleep(TICK_S)

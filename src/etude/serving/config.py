@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -33,3 +33,15 @@ class ServingConfig:
     datasets: str | None = None
     """Folder for datasets that are created over HTTP, or a prefix below experience.blobs if that is set; null is
     `datasets` in experience.folder."""
+    metrics_without_key: bool = False
+    """Whether `GET /metrics` needs no API key: for a scraper on a network that no one else is on."""
+    log_format: Literal["text", "json"] = "text"
+    """`json` writes one object per line, one for each request too; `text` writes warnings and errors."""
+    otel_endpoint: str = ""
+    """Base URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a span for each request; empty
+    sends none. Needs the extra `otel`."""
+    min_free_mb: Annotated[int, Ge(0)] = 200
+    """Free space on the disk of experience.folder below which `/ready` says no, in MB."""
+    drain_s: Annotated[float, Ge(0), Le(300)] = 0.0
+    """Seconds for which a server that stops answers on and `/ready` says no, so that a load balancer sends
+    requests elsewhere."""

@@ -170,6 +170,8 @@ class Decisions:
     clock: Callable[[], datetime]
     stored_of: Callable[[str, str | None], bool] = lambda trajectory, tenant: False
     """Whether a trajectory is stored that a tenant may see; null is every tenant."""
+    decided: Callable[[str, str, str | None, float | None], None] = lambda *_: None
+    """Called with the problem, policy, fallback and propensity of each decision that was made."""
     _journal: Journal = field(init=False)
 
     def __post_init__(self) -> None:
@@ -182,13 +184,16 @@ class Decisions:
         decision, missing, body = await asyncio.to_thread(self._decide, asked, caller, trajectory, now)
         if body is not None:
             await self._journal.append(OpenRow(trajectory, now + self._longer(asked), body))
+        why = None if missing is None else missing.reason
+        problem = self.collector.problem_of(asked.problem)
+        self.decided(problem, decision.policy, why, decision.propensity)
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
-            problem=self.collector.problem_of(asked.problem),
+            problem=problem,
             action=decision.action,
             propensity=decision.propensity,
             policy=decision.policy,
-            fallback=None if missing is None else missing.reason,
+            fallback=why,
             expected=decision.expected if asked.explain else None,
             proposal=decision.proposal,
             cost_usd=decision.cost_usd,

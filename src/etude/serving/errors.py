@@ -112,7 +112,9 @@ def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[byte
     request_id = request.scope["state"].get("request_id", "")
     if status >= 500:
         unexpected = error if status == 500 else None
-        log.error("request %s: %s %s: %s", request_id, request.method, request.url.path, detail, exc_info=unexpected)
+        route = request.scope.get("path_template", "")
+        named = {"request_id": request_id}
+        log.error("request %s: %s %s: %s", request_id, request.method, route, detail, exc_info=unexpected, extra=named)
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
     )

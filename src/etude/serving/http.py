@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket as sockets
 
 import uvicorn
@@ -51,12 +52,14 @@ def http_server(server: Server) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """Ends streams when it stops: it would wait for them."""
+    """Says that it is not ready some time before it stops, and ends streams, which it would wait for."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
-        self._streams = server.steering.live
+        self._serves = server
 
     async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
-        self._streams.end()
+        self._serves.phase = "stopping"
+        await asyncio.sleep(self._serves.config.drain_s)
+        self._serves.steering.live.end()
         await super().shutdown(sockets)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from etude.contracts.serving import ServingState
 from etude.contracts.store import ExperienceStore
+from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector
 from etude.serving.config import ServingConfig
 from etude.serving.decisions import Decisions
+from etude.serving.installation import Installation
 from etude.serving.keys import Keys
+from etude.serving.metrics import ProcessMetrics
 from etude.serving.steering import Steering
 from etude.serving.telemetry import Telemetry
+from etude.serving.watched import Watch
 
 
 @dataclass(kw_only=True)
@@ -35,3 +40,16 @@ class Server:
     started: datetime
     answered: Counter[int] = field(default_factory=Counter)
     """Requests of this process by their status."""
+    installation: Installation
+    policies: Callable[[], Mapping[str, NoAnswer | None]] = dict
+    """Of the problems that the settings name a policy for: why it does not decide, None where it does."""
+    metrics: ProcessMetrics = field(default_factory=ProcessMetrics)
+    watch: tuple[Watch, ...] = ()
+    """Called for each request that has ended: its log line, its span."""
+    with_loop: bool = False
+    """Whether the loop should run next to this process."""
+    phase: Literal["starting", "running", "stopping"] = "starting"
+    worked_at: float = 0.0
+    """When the background work last began, on the monotonic clock."""
+    trouble: str = ""
+    """Why the background work could not be done the last time."""

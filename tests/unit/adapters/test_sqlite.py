@@ -53,7 +53,9 @@ def pragma(path: Path, name: str) -> object:
         return db.execute(f"PRAGMA {name}").fetchone()[0]
 
 
-BEFORE_5 = "DROP INDEX by_judgement; ALTER TABLE trajectories DROP COLUMN success_by"
+BEFORE_6 = "DROP TABLE collected; DROP TABLE rewarded"
+"""As version 5 left a file."""
+BEFORE_5 = f"{BEFORE_6}; DROP INDEX by_judgement; ALTER TABLE trajectories DROP COLUMN success_by"
 """As version 4 left a file."""
 BEFORE_4 = f"{BEFORE_5}; DROP TRIGGER feedback_is_early; DROP TRIGGER feedback_is_removed; DROP TABLE early"
 """As versions before 4 left a file."""
@@ -92,7 +94,7 @@ class TestVersions:
         with closing(sqlite3.connect(path)) as db:
             db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
         before = path.read_bytes()
-        with pytest.raises(StoreError, match=r"has version 6, and this Etude knows 5: upgrade it"):
+        with pytest.raises(StoreError, match=r"has version 7, and this Etude knows 6: upgrade it"):
             SqliteStore(path)
         assert path.read_bytes() == before
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class Served:
     server: Server
     url: str
     clients: ExitStack
+    stop: Callable[[], None]
+    """Tells it to stop, and returns."""
 
     def client(self, role: Role = Role.ADMIN, tenant: str | None = None, **of_key: Any) -> httpx.Client:
         _, key = self.server.keys.create(role, tenant=tenant, **of_key)
@@ -35,11 +37,17 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, *, experience: Mapping[str, Any] | None = None, **serving: Any) -> Iterator[Served]:
-    """With settings of its own, below this folder."""
+def serving(
+    folder: Path,
+    *,
+    experience: Mapping[str, Any] | None = None,
+    around: Callable[[Server, Path], AbstractContextManager[None]] = lambda server, config: nullcontext(),
+    **serving: Any,
+) -> Iterator[Served]:
+    """With settings of its own, below this folder. `around` is entered with the server and its settings."""
     config, where = folder / "etude.yaml", {"folder": str(folder / ".etude")}
     config.write_text(yaml.safe_dump({"experience": where | dict(experience or {}), "serving": serving}))
-    with open_server(config) as server:
+    with open_server(config) as server, around(server, config):
         socket = listen("127.0.0.1", 0)
         running = http_server(server)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [socket]}, daemon=True)
@@ -50,7 +58,8 @@ def serving(folder: Path, *, experience: Mapping[str, Any] | None = None, **serv
         assert running.started
         try:
             with ExitStack() as clients:
-                yield Served(server, f"http://127.0.0.1:{socket.getsockname()[1]}", clients)
+                url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+                yield Served(server, url, clients, lambda: setattr(running, "should_exit", True))
         finally:
             running.should_exit = True
             thread.join(30)

@@ -293,16 +293,6 @@ def test_answers_carry_a_request_id_and_may_not_be_framed(client: httpx.Client) 
     assert answer.headers["x-frame-options"] == "DENY"
 
 
-def test_ready_says_what_is_wrong(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
-        bare = served.bare()
-        assert bare.get("/ready").json() == {"status": "ready", "checks": {"store": "ok", "state": "ok"}}
-        served.server.state.close()
-        answer = bare.get("/ready")
-        assert answer.status_code == 503
-        assert "is closed" in answer.json()["checks"]["state"]
-
-
 def test_a_request_that_takes_too_long_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path, request_timeout_s=0.2) as served:
         client = served.client()

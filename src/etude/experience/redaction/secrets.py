@@ -23,6 +23,7 @@ _PROVIDERS = (
     ("gl-", r"gl(?:pat|dt|rt|ptt|cbt|oas|soat|ft|imt|agent)-[\w-]{16,}", "GitLab"),
     ("xox", r"(?:xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|xapp-[\w-]{10,})", "Slack"),
     ("_live_", r"(?:[srp]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9]{16,})", "Stripe"),
+    ("etude_", r"etude_[0-9a-f]{12}_[\w-]{20,}", "Etude"),
     ("hf_", r"hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}", "Hugging Face"),
     ("npm_", r"npm_[A-Za-z0-9]{30,}", "npm"),
     ("pypi-", r"pypi-[\w-]{30,}", "PyPI"),
