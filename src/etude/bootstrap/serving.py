@@ -56,8 +56,9 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
     settings = settings_here(file)
     folder = Path(settings.experience.folder)
     with experience(file, catch_up=False) as opened:
-        collector, state = make_collector(settings.experience), SqliteServingState(folder / STATE)
-        ids = SignedIds(folder / KEYS)
+        collector = make_collector(settings.experience, swap_when_loaded=True)
+        state = SqliteServingState(folder / STATE)
+        ids, cleaner = SignedIds(folder / KEYS), make_cleaner(settings.experience)
         try:
             yield Server(
                 config=settings.serving,
@@ -71,12 +72,13 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                     collector=collector,
                     state=state,
                     ids=ids,
+                    clean=cleaner.clean_all,
                     fallback=cache(lambda problem: _fallback(problem, settings.experience)),
                     clock=now,
                 ),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
-                    redact=make_cleaner(settings.experience).unknown,
+                    redact=cleaner.unknown,
                     unmapped=folder / UNMAPPED,
                     max_bytes=settings.serving.max_body_bytes,
                 ),

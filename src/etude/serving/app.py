@@ -17,6 +17,7 @@ from litestar.types import ASGIApp
 
 from etude.contracts.errors import EtudeError
 from etude.serving.access import provide_caller
+from etude.serving.direct import Direct
 from etude.serving.envelope import Envelope
 from etude.serving.errors import on_error
 from etude.serving.routes import decisions, experience, health, telemetry
@@ -62,7 +63,7 @@ def make_app(server: Server) -> ASGIApp:
         logging_config=None,
     )
     app.state.server = server
-    return Envelope(app, timeout_s=server.config.request_timeout_s, answered=server.answered)
+    return Envelope(Direct(app, server), timeout_s=server.config.request_timeout_s, answered=server.answered)
 
 
 async def _work(server: Server) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
@@ -18,18 +19,23 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from etude.contracts.decision import Amount, Decision, DecisionRequest, Expected, LoggedDecision, Name, Preferences
-from etude.contracts.errors import DataError, RequestError
+from etude.contracts.errors import DataError, EtudeError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
-from etude.contracts.serving import OpenRow, ServingState
+from etude.contracts.serving import ServingState
 from etude.contracts.trajectory import Feedback, Id, Outcome, Share, Stars, Trajectory
 from etude.experience.deciders import NoAnswer
-from etude.experience.task import Collector, choice_request, new_id
+from etude.experience.task import Collector, Offer, new_id
 from etude.serving.config import ServingConfig
 from etude.serving.ids import SignedIds
+from etude.serving.journal import Journal
 from etude.serving.keys import Caller
+from etude.serving.runtime import Runtime
 
 MAX_BATCH = 100
+OFFERS, MAX_REMEMBERED, MANY = 64, 1 << 16, 500
+"""Lists of options that are remembered as read, the maximum size in bytes of one, and the number of options above which
+a list is read in a thread."""
 SWEEP = 100
 """Tasks without an outcome that are stored at a time."""
 
@@ -142,7 +148,7 @@ class FeedbackStored(Struct, kw_only=True, frozen=True):
 
 @dataclass(kw_only=True)
 class Decisions:
-    """All calls but those that wait for a disk or a policy are quick; those run in threads."""
+    """Of one event loop. What waits for a disk runs in threads, and so does a policy that is not quick."""
 
     config: ServingConfig
     collector: Collector
@@ -150,54 +156,54 @@ class Decisions:
     ids: SignedIds
     fallback: Callable[[str], Decider | None]
     """The decider of a problem that decides where the policy cannot; None if there is none."""
+    clean: Callable[[Sequence[Trajectory]], Sequence[bytes | EtudeError]]
+    """Encodes and redacts what is stored."""
     clock: Callable[[], datetime]
+    runtime: Runtime = field(init=False)
     _journal: Journal = field(init=False)
+    _offer: Callable[[bytes, Preferences], Offer] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.state)
+        self.runtime, self._journal = Runtime(self.collector.deciders), Journal(self.state, self.clean)
+        self._offer = lru_cache(OFFERS)(_offer)
 
     async def decide(self, asked: DecisionAsked, caller: Caller) -> DecisionGiven:
         """The decision, durable before it is returned; DataError says what is wrong with the request."""
         now = self.clock()
-        trajectory = new_id("t", now) if asked.id is None else self.ids.verify(asked.id, caller.tenant)
-        decision, missing, body = await asyncio.to_thread(self._decide, asked, caller, trajectory, now)
-        if body is not None:
-            await self._journal.append(OpenRow(trajectory, now, body))
+        keeps = asked.record and self.collector.may_keep(asked.user)
+        if asked.id is None:
+            trajectory = new_id("t", now)
+        else:
+            trajectory = self.ids.verify(asked.id, caller.tenant)
+            if keeps and not await asyncio.to_thread(self.state.parts, trajectory):
+                raise RequestError(f"the task {trajectory!r} is over: leave id out to begin another", status=409)
+        problem = self.collector.problem_of(asked.problem)
+        decision, missing = await self._decide(problem, asked, trajectory if keeps else None)
+        if keeps:
+            await self._journal.append(self._task(asked, caller, trajectory, now, decision))
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
-            problem=self.collector.problem_of(asked.problem),
+            problem=problem,
             action=decision.action,
             propensity=decision.propensity,
             policy=decision.policy,
             fallback=None if missing is None else missing.reason,
             expected=decision.expected if asked.explain else None,
-            proposal=decision.proposal,
+            proposal=decision.proposal if asked.explain else None,
         )
 
-    def _decide(
-        self, asked: DecisionAsked, caller: Caller, trajectory: str, now: datetime
-    ) -> tuple[Decision, NoAnswer | None, bytes | None]:
-        """The decision, why the policy did not make it, and what is written: nothing of users who opted out."""
-        keeps = asked.record and self.collector.may_keep(asked.user)
-        if keeps and asked.id is not None and not self.state.parts(trajectory):
-            raise RequestError(f"the task {trajectory!r} is over: leave id out to begin another", status=409)
-        decision, missing = self._ask(asked, trajectory if keeps else None)
-        return decision, missing, self._part(asked, caller, trajectory, now, decision) if keeps else None
-
-    def _ask(self, asked: DecisionAsked, trajectory: str | None) -> tuple[Decision, NoAnswer | None]:
-        problem = self.collector.problem_of(asked.problem)
+    async def _decide(
+        self, problem: str, asked: DecisionAsked, trajectory: str | None
+    ) -> tuple[Decision, NoAnswer | None]:
+        """The decision, and why the policy did not make it, if it did not."""
         timeout_s = (asked.timeout_ms or self.config.decide_timeout_ms) / 1e3
         if problem.startswith(CHOICE):
-            choice, among = choice_request(
-                asked.context,
-                asked.options,
-                default=asked.default,
-                preferences=asked.preferences,
-                trajectory=trajectory,
-                conversation=asked.conversation,
+            offer = await self._offered(asked)
+            request = offer.request(
+                asked.context, trajectory=trajectory, conversation=asked.conversation, explain=asked.explain
             )
-            decision, missing, _ = self.collector.choose(problem, choice, among, timeout_s=timeout_s)
-            return decision, missing
+            answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
+            return self.collector.settled(problem, request, offer, answer)
         request = DecisionRequest(
             context=asked.context,
             options=None if asked.options is None else tuple(asked.options),
@@ -206,20 +212,31 @@ class Decisions:
             seed=secrets.randbits(62),
             trajectory=trajectory,
             conversation=asked.conversation,
+            explain=asked.explain,
         )
-        answer, _ = self.collector.answer(problem, request, timeout_s=timeout_s)
+        answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
         if isinstance(answer, Decision):
             return answer, None
         if isinstance(answer.error, DataError):
             raise answer.error
-        other = self.fallback(problem)
+        other = await asyncio.to_thread(self.fallback, problem)
         if other is None:
             raise RequestError(f"no policy of {problem!r} decides now ({answer.why}): try again later", status=503)
-        return other.decide(request), answer
+        return await asyncio.to_thread(other.decide, request), answer
 
-    def _part(self, asked: DecisionAsked, caller: Caller, trajectory: str, now: datetime, decision: Decision) -> bytes:
-        """Redacted: the trajectory so far, or of a task that is open its next decisions alone."""
-        made = Trajectory(
+    async def _offered(self, asked: DecisionAsked) -> Offer:
+        """The options of a choice, read once per list: agents offer the same ones again and again."""
+        read = partial(Offer, asked.options, default=asked.default, preferences=asked.preferences)
+        if asked.options is not None and len(asked.options) > MANY:
+            return await asyncio.to_thread(read)
+        key = msgspec.json.encode((asked.options, asked.default))
+        return self._offer(key, asked.preferences) if len(key) <= MAX_REMEMBERED else read()
+
+    def _task(
+        self, asked: DecisionAsked, caller: Caller, trajectory: str, now: datetime, decision: Decision
+    ) -> Trajectory:
+        """The trajectory so far, or of a task that is open its next decisions alone."""
+        return Trajectory(
             id=trajectory,
             time=now,
             task=asked.task if asked.task is not None else _text_of(asked.context),
@@ -232,7 +249,6 @@ class Decisions:
             decisions=decision.logged,
             metadata={"conversation": asked.conversation} if asked.conversation is not None else None,
         )
-        return self.collector.clean(made)
 
     async def report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
@@ -304,35 +320,9 @@ class Decisions:
         return len(old)
 
 
-class Journal:
-    """Writes rows in groups: those that arrive while a group is written are the next one, and share its sync."""
-
-    def __init__(self, state: ServingState) -> None:
-        self._state = state
-        self._waiting: list[tuple[OpenRow, asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
-
-    async def append(self, row: OpenRow) -> None:
-        """Return when the row is on disk; StoreError if it cannot be written."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((row, written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
-        await written
-
-    async def _write(self) -> None:
-        while self._waiting:
-            group, self._waiting = self._waiting, []
-            try:
-                await asyncio.to_thread(self._state.open, [row for row, _ in group])
-            except Exception as error:  # each caller gets it
-                for _, written in group:
-                    if not written.done():
-                        written.set_exception(error)
-            else:
-                for _, written in group:
-                    if not written.done():
-                        written.set_result(None)
+def _offer(encoded: bytes, preferences: Preferences) -> Offer:
+    options, default = msgspec.json.decode(encoded)
+    return Offer(options, default=default, preferences=preferences)
 
 
 def _text_of(context: Any) -> str:

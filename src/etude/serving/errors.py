@@ -12,6 +12,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.types import HTTPScope
 from msgspec import Struct
 
 from etude.contracts.errors import (
@@ -85,6 +86,12 @@ class Problem(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The answer to a request that raised this error."""
+    status, headers, body = refusal(request.scope, error)
+    return Response(body, status_code=status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer to a request that raised this error."""
     status, headers, fields = 500, dict[str, str](), tuple[FieldError, ...]()
     detail = "an unexpected error: the server's log has it under the request id"
     if isinstance(error, RequestError):
@@ -97,14 +104,14 @@ def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[byte
     elif isinstance(error, EtudeError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         detail = str(error) if status != 500 else detail
-    request_id = request.scope["state"].get("request_id", "")
+    request_id = scope["state"].get("request_id", "")
     if status >= 500:
         unexpected = error if status == 500 else None
-        log.error("request %s: %s %s: %s", request_id, request.method, request.url.path, detail, exc_info=unexpected)
+        log.error("request %s: %s %s: %s", request_id, scope["method"], scope["path"], detail, exc_info=unexpected)
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
     )
-    return Response(msgspec.json.encode(problem), status_code=status, headers=headers, media_type=MEDIA_TYPE)
+    return status, headers, msgspec.json.encode(problem)
 
 
 def _fields(error: HTTPException) -> tuple[FieldError, ...]:
