@@ -245,8 +245,12 @@ class OptOuts:
 
     def __call__(self) -> frozenset[str]:
         if monotonic() >= self._next:
-            self._known, self._next = self._read(), monotonic() + REFRESH_S
+            self.refresh()
         return self._known
+
+    def refresh(self) -> None:
+        """Read them again."""
+        self._known, self._next = self._read(), monotonic() + REFRESH_S
 
 
 class _Unit(TypedDict, total=False):

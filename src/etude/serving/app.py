@@ -16,6 +16,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ASGIApp
 
 from etude.contracts.errors import EtudeError
+from etude.experience.task import OptOuts
 from etude.serving.access import provide_caller
 from etude.serving.direct import Direct
 from etude.serving.envelope import Envelope
@@ -38,11 +39,12 @@ def openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
 def make_app(server: Server) -> ASGIApp:
     @asynccontextmanager
     async def working(app: Litestar) -> AsyncIterator[None]:
-        work = asyncio.create_task(_work(server))
+        work = [asyncio.create_task(_work(server)), asyncio.create_task(_refresh(server))]
         try:
             yield
         finally:
-            work.cancel()
+            for one in work:
+                one.cancel()
             await asyncio.to_thread(server.telemetry.take, everything=True)
 
     app = Litestar(
@@ -66,6 +68,18 @@ def make_app(server: Server) -> ASGIApp:
     return Envelope(Direct(app, server), timeout_s=server.config.request_timeout_s, answered=server.answered)
 
 
+async def _refresh(server: Server) -> None:
+    """Reads keys and opt-outs before they are old, so that no request waits for it."""
+    while True:
+        try:
+            await asyncio.to_thread(server.keys.refresh)
+            if isinstance(server.collector.opted_out, OptOuts):
+                await asyncio.to_thread(server.collector.opted_out.refresh)
+        except EtudeError as error:
+            log.error("%s", error)
+        await asyncio.sleep(TICK_S)
+
+
 async def _work(server: Server) -> None:
     """Stores what was published, and tasks whose time is over. A failure is logged, and tried again."""
     while True:
@@ -73,6 +87,7 @@ async def _work(server: Server) -> None:
             await asyncio.to_thread(server.decisions.close_old)
             await asyncio.to_thread(server.telemetry.take)
             await asyncio.to_thread(server.ingest)
+            await asyncio.to_thread(server.state.tidy)
         except EtudeError as error:
             log.error("%s", error)
         await asyncio.sleep(TICK_S)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -22,13 +23,13 @@ from etude.contracts.decision import Amount, Decision, DecisionRequest, Expected
 from etude.contracts.errors import DataError, EtudeError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
-from etude.contracts.serving import ServingState
+from etude.contracts.serving import OpenRow, ServingState
 from etude.contracts.trajectory import Feedback, Id, Outcome, Share, Stars, Trajectory
 from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, Offer, new_id
 from etude.serving.config import ServingConfig
 from etude.serving.ids import SignedIds
-from etude.serving.journal import Journal
+from etude.serving.journal import Done, Groups
 from etude.serving.keys import Caller
 from etude.serving.runtime import Runtime
 
@@ -36,7 +37,7 @@ MAX_BATCH = 100
 OFFERS, MAX_REMEMBERED, MANY = 64, 1 << 16, 500
 """Lists of options that are remembered as read, the maximum size in bytes of one, and the number of options above which
 a list is read in a thread."""
-SWEEP = 100
+SWEEP = 500
 """Tasks without an outcome that are stored at a time."""
 
 
@@ -160,12 +161,14 @@ class Decisions:
     """Encodes and redacts what is stored."""
     clock: Callable[[], datetime]
     runtime: Runtime = field(init=False)
-    _journal: Journal = field(init=False)
+    _opened: Groups[Trajectory] = field(init=False)
+    _closed: Groups[_Outcome] = field(init=False)
     _offer: Callable[[bytes, Preferences], Offer] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.runtime, self._journal = Runtime(self.collector.deciders), Journal(self.state, self.clean)
-        self._offer = lru_cache(OFFERS)(_offer)
+        self.runtime, self._offer = Runtime(self.collector.deciders), lru_cache(OFFERS)(_offer)
+        writer = ThreadPoolExecutor(1, thread_name_prefix="etude-journal")  # one: writers of a file wait for each other
+        self._opened, self._closed = Groups(self._open, writer), Groups(self._close, writer)
 
     async def decide(self, asked: DecisionAsked, caller: Caller) -> DecisionGiven:
         """The decision, durable before it is returned; DataError says what is wrong with the request."""
@@ -180,7 +183,7 @@ class Decisions:
         problem = self.collector.problem_of(asked.problem)
         decision, missing = await self._decide(problem, asked, trajectory if keeps else None)
         if keeps:
-            await self._journal.append(self._task(asked, caller, trajectory, now, decision))
+            await self._opened.add(self._task(asked, caller, trajectory, now, decision))
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
             problem=problem,
@@ -250,25 +253,28 @@ class Decisions:
             metadata={"conversation": asked.conversation} if asked.conversation is not None else None,
         )
 
+    def _open(self, group: Sequence[Trajectory]) -> Callable[[], Done]:
+        """Write decisions; they are searched for personal data as one text."""
+        bodies = self.clean(group)
+        rows = [OpenRow(t.id, t.time, b) for t, b in zip(group, bodies, strict=True) if isinstance(b, bytes)]
+        errors = [None if isinstance(body, bytes) else body for body in bodies]
+
+        def write() -> Done:
+            self.state.open(rows)
+            return errors
+
+        return write
+
     async def report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
         trajectory = self.ids.verify(given.id, caller.tenant)
         if not given.outcome and not given.rates:
             raise DataError("nothing is reported: give success, quality, thumbs, stars or comment")
-        return await asyncio.to_thread(self._report, trajectory, given, caller)
-
-    def _report(self, trajectory: str, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
         now = self.clock()
-        self._count(trajectory, given, caller, f"{now:%Y-%m-%d}")
+        if given.rates:
+            await asyncio.to_thread(self._count, trajectory, given, caller, f"{now:%Y-%m-%d}")
         if given.outcome:
-            parts = self.state.parts(trajectory)
-            if not parts:
-                raise RequestError(
-                    f"the outcome of {trajectory!r} is known already, or its time of {self.config.open_hours:g} hours "
-                    "is over: send ratings alone",
-                    status=409,
-                )
-            self._store(parts, given.outcome, now)
+            await self._closed.add(_Outcome(trajectory, given.outcome, now))
         rates = given.rates and self.collector.may_keep(given.user)
         if rates:
             rating = Feedback(
@@ -280,7 +286,8 @@ class Decisions:
                 stars=given.stars,
                 comment=given.comment,
             )
-            self._publish(rating)
+            if not await asyncio.to_thread(self.collector.publish, rating):
+                raise RequestError("nothing can be stored now: send it again later", status=503)
         return FeedbackStored(trajectory=trajectory, outcome=bool(given.outcome), rating=rates)
 
     def _count(self, trajectory: str, given: FeedbackGiven, caller: Caller, day: str) -> None:
@@ -292,32 +299,67 @@ class Decisions:
         if given.rates and self.state.rate(source, day) > limit:
             raise RequestError(f"this user has sent {limit:,} ratings today: more do not count", status=429)
 
-    def _store(self, parts: list[bytes], outcome: dict[str, Any], now: datetime) -> None:
-        """Publish a task as a trajectory, and close it."""
-        first, *others = (msgspec.json.decode(part, type=Trajectory) for part in parts)
-        later: tuple[LoggedDecision, ...] = tuple(d for part in others for d in part.decisions)
-        if "latency_ms" not in outcome and outcome:
-            outcome = outcome | {"latency_ms": (now - first.time) / timedelta(milliseconds=1)}
-        ended: Literal["failed", "done"] = "failed" if outcome.get("success") is False else "done"
-        whole = msgspec.structs.replace(
-            first, decisions=first.decisions + later, outcome=Outcome(ended=ended, **outcome)
-        )
-        self._publish(whole)
-        self.state.close_task(first.id)
+    def _close(self, group: Sequence[_Outcome]) -> Callable[[], Done]:
+        """Publish tasks as trajectories, and close them."""
+        return partial(self._store, group)
 
-    def _publish(self, event: Trajectory | Feedback) -> None:
-        if not self.collector.publish(event):
-            raise RequestError("nothing can be stored now: send it again later", status=503)
+    def _store(self, group: Sequence[_Outcome]) -> Done:
+        """All together, or if that fails each by itself."""
+        found: list[Exception | None] = [None] * len(group)
+        whole: dict[str, tuple[int, Trajectory]] = {}
+        for place, one in enumerate(group):
+            parts = self.state.parts(one.trajectory)
+            if parts and one.trajectory not in whole:
+                whole[one.trajectory] = place, _whole(parts, one)
+            else:
+                found[place] = RequestError(
+                    f"the outcome of {one.trajectory!r} is known already, or its time of {self.config.open_hours:g} "
+                    "hours is over: send ratings alone",
+                    status=409,
+                )
+        try:
+            self.collector.publish_all([made for _, made in whole.values()])
+        except EtudeError as error:
+            if len(group) > 1:
+                return [self._store([one])[0] for one in group]
+            return [error]
+        self.state.close_tasks(list(whole))
+        return found
 
     def close_old(self) -> int:
         """Store tasks whose time is over without an outcome; how many."""
-        now = self.clock()
-        old = self.state.waiting(now - timedelta(hours=self.config.open_hours), limit=SWEEP)
-        for trajectory in old:
-            if parts := self.state.parts(trajectory):  # another process may have been faster
-                self._store(parts, {}, now)
+        now, count = self.clock(), 0
+        while old := self.state.waiting(now - timedelta(hours=self.config.open_hours), limit=SWEEP):
+            found = self._store([_Outcome(trajectory, {}, now) for trajectory in old])
+            failed = [error for error in found if isinstance(error, EtudeError) and not isinstance(error, RequestError)]
+            if failed:  # a task that another process was faster to close is none
+                raise failed[0]
+            count += len(old)
         self.state.expire(now - timedelta(days=1))
-        return len(old)
+        return count
+
+
+class _Outcome(NamedTuple):
+    """The end of a task."""
+
+    trajectory: str
+    outcome: dict[str, Any]
+    """Empty where it is not known."""
+    time: datetime
+
+
+def _whole(parts: Sequence[bytes], end: _Outcome) -> Trajectory:
+    """A task as a trajectory."""
+    first, *others = (msgspec.json.decode(part, type=Trajectory) for part in parts)
+    later: tuple[LoggedDecision, ...] = tuple(d for part in others for d in part.decisions)
+    outcome = end.outcome
+    if "latency_ms" not in outcome and outcome:
+        outcome = outcome | {"latency_ms": (end.time - first.time) / timedelta(milliseconds=1)}
+    ended: Literal["failed", "done"] = "failed" if outcome.get("success") is False else "done"
+    made: Trajectory = msgspec.structs.replace(
+        first, decisions=first.decisions + later, outcome=Outcome(ended=ended, **outcome)
+    )
+    return made
 
 
 def _offer(encoded: bytes, preferences: Preferences) -> Offer:

@@ -1,78 +1,65 @@
-"""Decisions on disk before they are answered: those that arrive while a group is written are the next one.
+"""Work that is done in groups: what arrives while a group is in work is the next one.
 
-A group is searched for personal data as one text, and shares one sync of the disk.
+All of a group share what is costly about it, such as a sync of the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Executor
+from typing import Generic, TypeVar
 
-from etude.contracts.errors import EtudeError
-from etude.contracts.serving import OpenRow, ServingState
-from etude.contracts.trajectory import Trajectory
-
+T = TypeVar("T")
+Done = Sequence[Exception | None]
+"""For each item of a group, what went wrong."""
 LARGEST_GROUP = 256
-"""Maximum number of rows that are written together."""
 
 
-class _Waiting(NamedTuple):
-    trajectory: Trajectory
-    written: asyncio.Future[None]
+class Groups(Generic[T]):
+    """Of one event loop. `begin` prepares a group on it, and returns what a thread then does about it."""
 
+    def __init__(self, begin: Callable[[Sequence[T]], Callable[[], Done]], thread: Executor) -> None:
+        self._begin, self._thread = begin, thread
+        self._waiting: list[tuple[T, asyncio.Future[None]]] = []
+        self._is_busy = False
 
-class Journal:
-    """Of one event loop. Rows are encoded and redacted on it, and written by a thread of its own."""
-
-    def __init__(
-        self, state: ServingState, clean: Callable[[Sequence[Trajectory]], Sequence[bytes | EtudeError]]
-    ) -> None:
-        self._state, self._clean = state, clean
-        self._waiting: list[_Waiting] = []
-        self._busy = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="etude-journal")
-
-    async def append(self, trajectory: Trajectory) -> None:
-        """Return when it is on disk; StoreError if it cannot be written, EventError if it cannot be sent."""
+    async def add(self, item: T) -> None:
+        """Return when the item's group is done; raises what went wrong with it."""
         loop = asyncio.get_running_loop()
-        written: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(_Waiting(trajectory, written))
-        if not self._busy:
-            self._busy = True
-            loop.call_soon(self._begin, loop)  # with those that are decided meanwhile
-        await written
+        done: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((item, done))
+        if not self._is_busy:
+            self._is_busy = True
+            loop.call_soon(self._next, loop)  # with those that come meanwhile
+        await done
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write what waits."""
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         group, self._waiting = self._waiting[:LARGEST_GROUP], self._waiting[LARGEST_GROUP:]
-        rows, kept = [], list[_Waiting]()
-        for one, body in zip(group, self._clean([each.trajectory for each in group]), strict=True):
-            if isinstance(body, EtudeError):
-                _settle([one], body)
-            else:
-                rows.append(OpenRow(one.trajectory.id, one.trajectory.time, body))
-                kept.append(one)
-        if rows:
-            writing = loop.run_in_executor(self._thread, self._state.open, rows)
-            writing.add_done_callback(lambda done: self._end(loop, kept, done.exception()))
-        else:
-            self._end(loop, [], None)
+        futures = [done for _, done in group]
+        try:
+            work = loop.run_in_executor(self._thread, self._begin([item for item, _ in group]))
+        except Exception as error:  # each of the group gets it
+            self._end(loop, futures, [error] * len(group))
+            return
+        work.add_done_callback(lambda ended: self._end(loop, futures, _found(ended, len(group))))
 
-    def _end(self, loop: asyncio.AbstractEventLoop, group: Sequence[_Waiting], error: BaseException | None) -> None:
+    def _end(self, loop: asyncio.AbstractEventLoop, group: Sequence[asyncio.Future[None]], found: Done) -> None:
         if self._waiting:
-            loop.call_soon(self._begin, loop)
+            loop.call_soon(self._next, loop)
         else:
-            self._busy = False
-        _settle(group, error)
+            self._is_busy = False
+        for done, error in zip(group, found, strict=True):
+            if done.done():  # its request was cancelled
+                continue
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
 
 
-def _settle(group: Sequence[_Waiting], error: BaseException | None) -> None:
-    for _, written in group:
-        if written.done():  # its request was cancelled
-            continue
-        if error is None:
-            written.set_result(None)
-        else:
-            written.set_exception(error)
+def _found(ended: asyncio.Future[Done], items: int) -> Done:
+    if ended.cancelled():
+        return [RuntimeError("the server ends")] * items
+    error = ended.exception()
+    return ended.result() if error is None else [error if isinstance(error, Exception) else RuntimeError(error)] * items

@@ -55,7 +55,7 @@ async def ready(state: State) -> Response[Ready]:
     server: Server = state.server
     checks = {
         "store": await asyncio.to_thread(_checked, server.store.ping),
-        "state": await asyncio.to_thread(_checked, server.state.count),
+        "state": await asyncio.to_thread(_checked, server.state.ping),
     }
     fine = all(text == "ok" for text in checks.values())
     return Response(Ready(status="ready" if fine else "not ready", checks=checks), status_code=200 if fine else 503)
