@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from random import Random, SystemRandom
 from threading import Lock
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -59,6 +60,7 @@ from etude.experience.deciders import DEFAULT, Deciders, Default, NoAnswer
 log = logging.getLogger("etude")
 
 
+SYSTEM = SystemRandom()
 TASK = "task"
 """The problem of a task without decisions."""
 REFRESH_S = 5.0
@@ -528,6 +530,7 @@ class Offer:
         trajectory: str | None = None,
         conversation: str | None = None,
         explain: bool = True,
+        seed: int | None = None,
     ) -> DecisionRequest:
         """A request for a choice among them; DataError if the context is none."""
         return DecisionRequest(
@@ -536,7 +539,7 @@ class Offer:
             default=self.default,
             preferences=self.preferences,
             at_ms=at_ms,
-            seed=secrets.randbits(62),
+            seed=secrets.randbits(62) if seed is None else seed,
             trajectory=trajectory,
             conversation=conversation,
             explain=explain,
@@ -596,6 +599,6 @@ def _snapshot(value: Any) -> Any:
         return f"<{type(value).__name__}>"
 
 
-def new_id(kind: str, now: datetime) -> str:
+def new_id(kind: str, now: datetime, rng: Random = SYSTEM) -> str:
     """A unique id that sorts by time."""
-    return f"{kind}-{int(now.timestamp() * 1e6):014x}-{secrets.token_hex(6)}"
+    return f"{kind}-{int(now.timestamp() * 1e6):014x}-{rng.getrandbits(48):012x}"

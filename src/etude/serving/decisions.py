@@ -7,13 +7,13 @@ the signed id of the answer, and the task becomes a trajectory; without a report
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from hashlib import blake2b
+from random import Random
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -160,6 +160,8 @@ class Decisions:
     clean: Callable[[Sequence[Trajectory]], Sequence[bytes | EtudeError]]
     """Encodes and redacts what is stored."""
     clock: Callable[[], datetime]
+    rng: Random = field(default_factory=Random)
+    """Of ids and seeds: each call to the system for random numbers would be a turn of Python's lock."""
     runtime: Runtime = field(init=False)
     _opened: Groups[Trajectory] = field(init=False)
     _closed: Groups[_Outcome] = field(init=False)
@@ -175,7 +177,7 @@ class Decisions:
         now = self.clock()
         keeps = asked.record and self.collector.may_keep(asked.user)
         if asked.id is None:
-            trajectory = new_id("t", now)
+            trajectory = new_id("t", now, self.rng)
         else:
             trajectory = self.ids.verify(asked.id, caller.tenant)
             if keeps and not await asyncio.to_thread(self.state.parts, trajectory):
@@ -203,7 +205,11 @@ class Decisions:
         if problem.startswith(CHOICE):
             offer = await self._offered(asked)
             request = offer.request(
-                asked.context, trajectory=trajectory, conversation=asked.conversation, explain=asked.explain
+                asked.context,
+                trajectory=trajectory,
+                conversation=asked.conversation,
+                explain=asked.explain,
+                seed=self.rng.getrandbits(62),
             )
             answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
             return self.collector.settled(problem, request, offer, answer)
@@ -212,7 +218,7 @@ class Decisions:
             options=None if asked.options is None else tuple(asked.options),
             preferences=asked.preferences,
             state=asked.state,
-            seed=secrets.randbits(62),
+            seed=self.rng.getrandbits(62),
             trajectory=trajectory,
             conversation=asked.conversation,
             explain=asked.explain,

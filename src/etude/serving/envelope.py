@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections import Counter
 from collections.abc import Iterable
+from random import Random
 from typing import Any
 
 import msgspec
@@ -33,12 +33,13 @@ class Envelope:
     def __init__(self, app: ASGIApp, timeout_s: float, answered: Counter[int]) -> None:
         """`answered` counts requests by their status."""
         self._app, self._timeout_s, self._answered = app, timeout_s, answered
+        self._rng = Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope["headers"])
+        request_id = _given_id(scope["headers"]) or f"{self._rng.getrandbits(64):016x}"
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
         own = [(REQUEST_ID, request_id.encode()), *HEADERS.items()]
@@ -71,9 +72,9 @@ class Envelope:
         await send({"type": "http.response.body", "body": msgspec.json.encode(body), "more_body": False})
 
 
-def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The one that the caller gave, if it is one."""
+def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The request's id that the caller gave, if it is one."""
     for name, value in headers:
         if name == REQUEST_ID and KNOWN_ID.fullmatch(given := value.decode("latin-1")):
             return given
-    return secrets.token_hex(8)
+    return None
