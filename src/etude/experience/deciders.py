@@ -201,6 +201,11 @@ class Deciders:
         except Exception as error:  # whatever a policy of any package raises
             return policy.no_answer(error)
 
+    def loading(self) -> list[str]:
+        """The problems whose policies are being loaded."""
+        _, known = self._known()
+        return sorted(problem for problem, policy in known.copy().items() if not policy.ended.is_set())
+
     def ready(self, problem: str) -> Decider | None:
         """The policy of a problem if it is loaded; else its loading begins."""
         return self._policy(problem).decider

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ from etude.serving.server import Server
 log = logging.getLogger("etude")
 
 ROUTES: Sequence[Any] = [*health.ROUTES, *decisions.ROUTES, *experience.ROUTES, *telemetry.ROUTES]
+LOOK_S = 0.05
+"""Seconds between two looks at whether the policies are loaded."""
 TICK_S = 1.0
 """Seconds between two looks at what was published, and at tasks whose time is over."""
 
@@ -39,7 +42,8 @@ def openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
 def make_app(server: Server) -> ASGIApp:
     @asynccontextmanager
     async def working(app: Litestar) -> AsyncIterator[None]:
-        work = [asyncio.create_task(_work(server)), asyncio.create_task(_refresh(server))]
+        jobs = (_work(server), _refresh(server), _settle(server))
+        work = [asyncio.create_task(job) for job in jobs]
         try:
             yield
         finally:
@@ -66,6 +70,14 @@ def make_app(server: Server) -> ASGIApp:
     )
     app.state.server = server
     return Envelope(Direct(app, server), timeout_s=server.config.request_timeout_s, answered=server.answered)
+
+
+async def _settle(server: Server) -> None:
+    """Once the policies are loaded: what is there then stays, so that the garbage collector need not look at it."""
+    while server.collector.deciders.loading():
+        await asyncio.sleep(LOOK_S)
+    gc.collect()
+    gc.freeze()
 
 
 async def _refresh(server: Server) -> None:

@@ -295,7 +295,8 @@ def test_answers_carry_a_request_id_and_may_not_be_framed(client: httpx.Client) 
 def test_ready_says_what_is_wrong(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         bare = served.bare()
-        assert bare.get("/ready").json() == {"status": "ready", "checks": {"store": "ok", "state": "ok"}}
+        checks = {"store": "ok", "state": "ok", "policies": "ok"}
+        assert bare.get("/ready").json() == {"status": "ready", "checks": checks}
         served.server.state.close()
         answer = bare.get("/ready")
         assert answer.status_code == 503

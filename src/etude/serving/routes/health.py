@@ -51,12 +51,14 @@ async def health(state: State) -> Health:
 
 @get("/ready", summary="Whether decisions can be made and stored", tags=["health"])
 async def ready(state: State) -> Response[Ready]:
-    """503 if the store or the disk cannot be used."""
+    """503 if the store or the disk cannot be used, or while policies are being loaded."""
     server: Server = state.server
     checks = {
         "store": await asyncio.to_thread(_checked, server.store.ping),
         "state": await asyncio.to_thread(_checked, server.state.ping),
     }
+    loading = server.collector.deciders.loading()
+    checks["policies"] = f"{', '.join(loading)} being loaded" if loading else "ok"
     fine = all(text == "ok" for text in checks.values())
     return Response(Ready(status="ready" if fine else "not ready", checks=checks), status_code=200 if fine else 503)
 
