@@ -48,6 +48,8 @@ STATUS: Mapping[type[EtudeError], int] = {
     BusError: 503,
 }
 """The first one that an error is decides; all others are errors of the server."""
+UNREADABLE = (UnicodeDecodeError, RecursionError)
+"""What readers of JSON raise besides their own errors."""
 
 
 REFUSALS = {
@@ -104,6 +106,8 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     elif isinstance(error, EtudeError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         detail = str(error) if status != 500 else detail
+    elif isinstance(error, UNREADABLE):
+        status, detail = 400, "the body cannot be read: expected UTF-8, and not thousands of brackets in each other"
     request_id = scope["state"].get("request_id", "")
     if status >= 500:
         unexpected = error if status == 500 else None
