@@ -25,7 +25,7 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Load:
-    """What came of the requests."""
+    """The outcome of the requests."""
 
     latencies_ms: list[float] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)

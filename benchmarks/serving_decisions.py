@@ -1,4 +1,4 @@
-"""How quick decisions over HTTP are, beside a plain FastAPI + torch server in the same run.
+"""How quick decisions over HTTP are, compared with a plain FastAPI + torch server in the same run.
 
     python benchmarks/serving_decisions.py                # about 15 minutes, on a machine that does nothing else
     python benchmarks/serving_decisions.py --quick        # about two minutes; figures of no worth, saved nowhere
@@ -42,7 +42,7 @@ from serving_home import (
     promote,
     requests,
     serving,
-    stop,
+    take_back,
     until_it_decides,
 )
 
@@ -132,8 +132,8 @@ def plan(running: Running, key: str, seconds: float) -> dict[str, Any]:
     made = requests(PATH, key, bodies(WORKFLOW))
     alone = saturated(running.address, lambda i: made[i % len(made)], seconds=seconds, connections=1, core=GENERATOR)
     fresh = requests(PATH, key, bodies(WORKFLOW, seed=2))
-    apart = at_rate(running.address, lambda i: fresh[i % len(fresh)], per_s=5, seconds=seconds, core=GENERATOR)
-    return {"one_by_one": alone.summary(), "at_5_per_s": apart.summary()}
+    spaced = at_rate(running.address, lambda i: fresh[i % len(fresh)], per_s=5, seconds=seconds, core=GENERATOR)
+    return {"one_by_one": alone.summary(), "at_5_per_s": spaced.summary()}
 
 
 def swap(running: Running, key: str, versions: Sequence[str], rate: float, seconds: float) -> dict[str, Any]:
@@ -195,10 +195,10 @@ def rollback(key: str, versions: Sequence[str], *, times: int, processes: int) -
                     time.sleep(0.01)
 
         for _ in range(times):
-            expose(PLAIN, versions[0], versions[1])
+            expose(PLAIN, versions[1])
             all_decide_by(versions[1])
             began = time.monotonic()
-            stop(PLAIN, versions[0], versions[1])
+            take_back(PLAIN, versions[1])
             all_decide_by(versions[0])
             seconds.append(time.monotonic() - began)
     return {"processes": processes, "times": times, "p50_s": float(np.median(seconds)), "max_s": max(seconds)}
@@ -213,7 +213,7 @@ def _saturated(address: tuple[str, int], made: Sequence[bytes], seconds: float) 
 
 
 def _kept(load: Callable[[], Load]) -> dict[str, float]:
-    """The generator is on its core for this load alone: what runs beside it later may use all."""
+    """The generator is on its core for this load alone: what runs later may use all."""
     cores = os.sched_getaffinity(0)
     try:
         return load().summary()

@@ -118,19 +118,22 @@ def promote(slot: str, version: str) -> None:
     open_registry().promote_directly(slot, version, by="benchmark", reason="benchmark")
 
 
-def expose(slot: str, incumbent: str, candidate: str) -> None:
+def expose(slot: str, candidate: str) -> None:
     """A canary of all tasks."""
     exposure = Exposure(release="benchmark", candidate=candidate, mode=Mode.CANARY, share=1.0)
-    _record(slot, Action.STARTED, candidate, Serving(incumbent=incumbent, exposure=exposure))
+    _record(slot, Action.STARTED, candidate, exposure)
 
 
-def stop(slot: str, incumbent: str, candidate: str) -> None:
-    """Take it back, as a rollback does."""
-    _record(slot, Action.STOPPED, candidate, Serving(incumbent=incumbent))
+def take_back(slot: str, candidate: str) -> None:
+    """End the canary, as a rollback does."""
+    _record(slot, Action.STOPPED, candidate, None)
 
 
-def _record(slot: str, action: Action, version: str, after: Serving) -> None:
-    open_registry().record(slot, action, version, actor="benchmark", change=lambda _: after)
+def _record(slot: str, action: Action, version: str, exposure: Exposure | None) -> None:
+    def change(serving: Serving) -> Serving:
+        return msgspec.structs.replace(serving, exposure=exposure)
+
+    open_registry().record(slot, action, version, actor="benchmark", change=change)
 
 
 @dataclass(frozen=True, kw_only=True)

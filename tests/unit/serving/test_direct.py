@@ -50,8 +50,8 @@ def test_both_refuse_alike(served: Served, body: bytes) -> None:
         for more in ({}, {"idempotency-key": uuid.uuid4().hex})
     ]
     assert answers[0].status_code in (400, 403, 413)
-    told = [(one.status_code, one.headers["content-type"], _without_id(one)) for one in answers]
-    assert told[0] == told[1]
+    said = [(one.status_code, one.headers["content-type"], _without_id(one)) for one in answers]
+    assert said[0] == said[1]
 
 
 def _without_id(answer: httpx.Response) -> dict[str, Any]:

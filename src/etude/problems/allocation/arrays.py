@@ -77,10 +77,10 @@ def _is_same(made: ArrayPolicy, policy: MLPPolicy) -> bool:
     found, ends = made.outputs(x), list(accumulate(policy.sizes))
     off = float((np.abs(found - raw.numpy()) / np.maximum(1, np.abs(raw.numpy()))).max())
     modes = zip(policy.columns, raw.split(policy.sizes, -1), np.split(raw.numpy(), ends[:-1], -1), strict=True)
-    apart = max(float(np.abs(column.mode(part).numpy() - _mode(column, own)).max()) for column, part, own in modes)
-    if max(off, apart) <= TOLERANCE:
+    between = max(float(np.abs(column.mode(part).numpy() - _mode(column, own)).max()) for column, part, own in modes)
+    if max(off, between) <= TOLERANCE:
         return True
-    log.warning("allocation: NumPy differs from torch by %.3g in outputs, %.3g in actions: torch decides", off, apart)
+    log.warning("allocation: NumPy differs from torch by %.3g in outputs, %.3g in actions: torch decides", off, between)
     return False
 
 
