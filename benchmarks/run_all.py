@@ -25,7 +25,8 @@ SCRIPTS = (
 )
 """Run by hand: `plans.py`, `calibration.py`, `new_tools.py`, `choices.py`, `choice_explain.py` and `redaction.py` need
 public data, `from_logs.py`, `office_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour,
-and so does `chaos.py`, which needs a policy; `own_tools.py` and `verdicts.py` take an hour each and need a small
+and so does `chaos.py`, which needs a policy; `serving_decisions.py` and `serving_soak.py` need a machine that does
+nothing else; `own_tools.py` and `verdicts.py` take an hour each and need a small
 language model."""
 
 

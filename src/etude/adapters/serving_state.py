@@ -27,7 +27,18 @@ CREATE TABLE rating (source TEXT NOT NULL, day TEXT NOT NULL, count INTEGER NOT 
     WITHOUT ROWID;
 """
 MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=SCHEMA),)
-PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
+MAX_LOG_PAGES = 1 << 14
+"""Pages of the write-ahead log at which a call that writes copies it into the file; mostly `tidy` was there before."""
+PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "secure_delete = ON",
+    f"wal_autocheckpoint = {MAX_LOG_PAGES}",
+    f"journal_size_limit = {MAX_LOG_PAGES * 4096}",
+)
+INSERT = "INSERT INTO open_row (trajectory, time, body) VALUES "
+TOGETHER = (1, 2, 4, 8, 16, 32, 64)
+"""Rows per statement: few numbers, so that statements are compiled once."""
 
 
 class SqliteServingState:
@@ -39,23 +50,36 @@ class SqliteServingState:
         self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
 
     def open(self, rows: Sequence[OpenRow]) -> None:
-        values = [(row.trajectory, row.time.timestamp(), row.body) for row in rows]
-        self._write(lambda db: db.executemany("INSERT INTO open_row (trajectory, time, body) VALUES (?, ?, ?)", values))
+        """Several rows per statement: each one is a turn of Python's lock, which a busy thread gives late."""
+
+        def insert(db: sqlite3.Connection) -> None:
+            done = 0
+            while done < len(rows):
+                some = rows[done : done + max(one for one in TOGETHER if one <= len(rows) - done)]
+                values = [value for row in some for value in (row.trajectory, row.time.timestamp(), row.body)]
+                db.execute(INSERT + ", ".join(["(?, ?, ?)"] * len(some)), values)
+                done += len(some)
+
+        if rows:
+            self._write(insert)
 
     def parts(self, trajectory: str, *, limit: int = -1) -> list[bytes]:
         query = "SELECT body FROM open_row WHERE trajectory = ? ORDER BY number LIMIT ?"
         return [body for (body,) in self._do(lambda db: db.execute(query, (trajectory, limit)).fetchall())]
 
     def waiting(self, before: datetime, *, limit: int = 100) -> list[str]:
-        query = "SELECT trajectory FROM open_row WHERE time < ? GROUP BY trajectory ORDER BY min(number) LIMIT ?"
-        return [id for (id,) in self._do(lambda db: db.execute(query, (before.timestamp(), limit)).fetchall())]
+        query = "SELECT trajectory FROM open_row WHERE time < ? ORDER BY time LIMIT ?"
+        found = self._do(lambda db: db.execute(query, (before.timestamp(), limit)).fetchall())
+        return list(dict.fromkeys(id for (id,) in found))
 
     def count(self) -> int:
         query = "SELECT count(DISTINCT trajectory) FROM open_row"
         return int(self._do(lambda db: db.execute(query).fetchone()[0]))
 
-    def close_task(self, trajectory: str) -> None:
-        self._write(lambda db: db.execute("DELETE FROM open_row WHERE trajectory = ?", (trajectory,)))
+    def close_tasks(self, trajectories: Sequence[str]) -> None:
+        ids = [(trajectory,) for trajectory in trajectories]
+        if ids:
+            self._write(lambda db: db.executemany("DELETE FROM open_row WHERE trajectory = ?", ids))
 
     def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
         query = "SELECT request, body FROM answer WHERE caller = ? AND key = ?"
@@ -78,6 +102,13 @@ class SqliteServingState:
     def rate(self, source: str, day: str) -> int:
         query = """INSERT INTO rating VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1 RETURNING count"""
         return int(self._write(lambda db: db.execute(query, (source, day)).fetchone()[0]))
+
+    def ping(self) -> None:
+        self._do(lambda db: db.execute("SELECT 1 FROM open_row LIMIT 1").fetchone())
+
+    def tidy(self) -> None:
+        """Copy the write-ahead log into the file, while others read and write."""
+        self._do(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone())
 
     def close(self) -> None:
         self._connections.close()

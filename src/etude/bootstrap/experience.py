@@ -290,12 +290,13 @@ def _until_exit(made: Collector) -> None:
     atexit.register(end)
 
 
-def make_collector(config: ExperienceConfig) -> Collector:
-    """Events go to the outbox; where there is a broker, a thread forwards them from there."""
+def make_collector(config: ExperienceConfig, *, swap_when_loaded: bool = False) -> Collector:
+    """Events go to the outbox; where there is a broker, a thread forwards them from there. With `swap_when_loaded`,
+    policies of the registry decide until the next one is loaded."""
     outbox = open_outbox(config)
     forwarding = None if config.bus == EMBEDDED else Forwarding(outbox, lambda: open_bus(config))
     store = cache(lambda: open_store(config))
-    deciders = Deciders(lambda problem: make_decider(problem, config))
+    deciders = Deciders(lambda problem: make_decider(problem, config, swap_when_loaded=swap_when_loaded))
     for name in config.policies:
         deciders.prepare(problem_of(name))
     made = Collector(
@@ -326,16 +327,16 @@ def problem_of(name: str) -> str:
     return name if name in names() - {LEARNED} or name.startswith(CHOICE) else f"{CHOICE}{name}"
 
 
-def make_decider(problem: str, config: ExperienceConfig) -> Decider | ToLoad:
+def make_decider(problem: str, config: ExperienceConfig, *, swap_when_loaded: bool = False) -> Decider | ToLoad:
     """The policy that the settings name for a problem, to be loaded; a user's own choice can start without one."""
     name = problem.removeprefix(CHOICE)
     policy = config.policies.get(problem, config.policies.get(name))
     if not problem.startswith(CHOICE):
         if policy == SERVED:
-            return ToLoad(problem, lambda: _served(problem, config))
+            return ToLoad(problem, lambda: _served(problem, config, swap_when_loaded))
         return ToLoad(policy or f"the policy of {problem}", lambda: _loaded(problem, policy, config))
     if policy == SERVED or (policy is None and _is_registered(problem, config)):
-        return ToLoad(problem, lambda: _served(problem, config))
+        return ToLoad(problem, lambda: _served(problem, config, swap_when_loaded))
     if policy is None:
         return Start(problem, explore=config.explore)
     if policy == UNIFORM:
@@ -352,12 +353,12 @@ def _is_registered(slot: str, config: ExperienceConfig) -> bool:
     return is_registered(slot, settings_with(config))
 
 
-def _served(slot: str, config: ExperienceConfig) -> Decider:
+def _served(slot: str, config: ExperienceConfig, swap_when_loaded: bool) -> Decider:
     """The policy that serves a slot; before the first one, as if the settings named none."""
     from etude.bootstrap.release import served_policy, settings_with
 
     first = Start(slot, explore=config.explore) if slot.startswith(CHOICE) else None
-    return served_policy(slot, settings_with(config), first=first)
+    return served_policy(slot, settings_with(config), first=first, swap_when_loaded=swap_when_loaded)
 
 
 def _named(decider: Any, problem: str) -> Decider:

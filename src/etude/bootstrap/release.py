@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from etude.bootstrap.clock import now, now_ns
 from etude.bootstrap.experience import Experience, existing_store, experience
+from etude.contracts.decision import DecisionRequest
 from etude.contracts.errors import ReleaseError
 from etude.contracts.policy import Manifest
 from etude.contracts.ports import Decider
@@ -28,12 +30,16 @@ from etude.problems.table import find_spec
 from etude.release.canary import Controller
 from etude.release.config import EMBEDDED, ReleaseConfig
 from etude.release.registry import Registry, check_version
-from etude.release.serving import ServedPolicy
+from etude.release.serving import ServedPolicy, decide_many
 from etude.release.signing import Keys
 from etude.release.start import CanaryConfig, Started, start_release
 from etude.release.strategy import Strategy
 from etude.settings.sources import Tree
 
+log = logging.getLogger("etude")
+
+WARM_UP = 8
+"""Requests that a policy answers before it serves: the first ones import and allocate."""
 REGISTRY, KEYS, CACHE, ASSIGNMENTS = "registry", "keys", "policies", "assignments"
 """Folders below experience.folder."""
 
@@ -165,10 +171,14 @@ def served_policy(
     spec = find_spec(slot.partition(":")[0])
 
     def load(version: str) -> Any:
-        policy = resolve(spec.load)(registry.artefact(version))
+        artefact = registry.artefact(version)
+        policy = resolve(spec.load)(artefact)
         if chosen.experience.explore and hasattr(policy, "sampled"):
             policy = policy.sampled()
-        return policy.named(slot) if hasattr(policy, "named") else policy
+        policy = policy.named(slot) if hasattr(policy, "named") else policy
+        if swap_when_loaded and spec.requests is not None:
+            warm_up(policy, resolve(spec.requests)(artefact, (), WARM_UP, 0))
+        return policy
 
     return ServedPolicy(
         slot,
@@ -179,6 +189,16 @@ def served_policy(
         swap_when_loaded=swap_when_loaded,
         clock_ns=now_ns,
     )
+
+
+def warm_up(policy: Decider, requests: Sequence[DecisionRequest]) -> None:
+    """Let a policy answer requests, one by one and together. What it raises, it will raise again when it serves."""
+    try:
+        for request in requests:
+            policy.decide(request)
+        decide_many(policy, requests)
+    except Exception as error:  # whatever a policy of any package raises
+        log.warning("%s could not answer a typical request before it served: %s", policy.version, error)
 
 
 def lineage_of(registry: Registry, version: str, file: Path | None = None) -> dict[str, Any]:

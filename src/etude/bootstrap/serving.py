@@ -69,8 +69,9 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
         experience(file, catch_up=False) as opened,
         open_steering(opened, settings.serving, file) as steering,
     ):
-        collector, state = make_collector(settings.experience), SqliteServingState(folder / STATE)
-        ids = SignedIds(folder / KEYS)
+        collector = make_collector(settings.experience, swap_when_loaded=True)
+        state = SqliteServingState(folder / STATE)
+        ids, cleaner = SignedIds(folder / KEYS), make_cleaner(settings.experience)
         metrics = ProcessMetrics(version=etude.__version__)
         named = [problem_of(name) for name in settings.experience.policies]
         with closing(state), _installation(opened, collector, state, file) as own:
@@ -86,6 +87,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                     collector=collector,
                     state=state,
                     ids=ids,
+                    clean=cleaner.clean_all,
                     fallback=cache(lambda problem: _fallback(problem, settings.experience)),
                     clock=now,
                     stored_of=lambda trajectory, tenant: _stored_of(opened, trajectory, tenant),
@@ -93,7 +95,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 ),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
-                    redact=make_cleaner(settings.experience).unknown,
+                    redact=cleaner.unknown,
                     unmapped=folder / UNMAPPED,
                     max_bytes=settings.serving.max_body_bytes,
                 ),

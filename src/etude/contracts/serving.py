@@ -29,13 +29,13 @@ class ServingState(Protocol):
         """The bodies of a task in their order, or the first ones; empty if it is not open."""
 
     def waiting(self, before: datetime, *, limit: int = 100) -> list[str]:
-        """Open tasks whose first row is older, the oldest first."""
+        """Open tasks that have an older row, the oldest first."""
 
     def count(self) -> int:
         """Number of open tasks."""
 
-    def close_task(self, trajectory: str) -> None:
-        """Remove a task; one that is not open is no error."""
+    def close_tasks(self, trajectories: Sequence[str]) -> None:
+        """Remove tasks; one that is not open is no error."""
 
     def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
         """The hash of the request and the answer that were kept under an idempotency key."""
@@ -48,5 +48,11 @@ class ServingState(Protocol):
 
     def rate(self, source: str, day: str) -> int:
         """Count one rating of a source, and return how many there are on this day, this one included."""
+
+    def ping(self) -> None:
+        """StoreError if it cannot be read."""
+
+    def tidy(self) -> None:
+        """What makes later calls quicker; it does not keep them waiting."""
 
     def close(self) -> None: ...

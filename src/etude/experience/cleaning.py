@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from etude.contracts.errors import ConfigError, DataError, EventError
-from etude.contracts.subjects import encode, read_json, subject_of, to_event
+from etude.contracts.errors import ConfigError, DataError, EtudeError, EventError
+from etude.contracts.subjects import MAX_BYTES, encode, read_json, subject_of, to_event
 from etude.contracts.trajectory import Event, Trajectory
 from etude.experience.config import ExperienceConfig
 from etude.experience.redact import RedactionConfig, Redactor, Session
@@ -23,6 +24,10 @@ IDS = ("id", "trajectory_id", "job_id", "request_id")
 KEPT = ("type", "time", *IDS)
 """Fields that are not redacted, since their types cannot hold personal data. All other fields are redacted, whether in
 the schema or not, keys as well as values; a user becomes a pseudonym."""
+NOT_SEARCHED = frozenset(("type", *KEPT, "redacted"))
+"""Of a trajectory without redacted values: what a search for such values leaves out."""
+LISTS, MAX_LIST = 256, 1 << 16
+"""Lists of eligible options that are remembered, and the maximum size in bytes of one."""
 
 
 class Cleaner:
@@ -32,10 +37,56 @@ class Cleaner:
         """`allow` lists, by tenant, what is not redacted; `*` is for all tenants."""
         self._config, self._allow = config, dict(allow or {})
         self._redactors: dict[str, Redactor] = {}
+        self._is_clean_list = lru_cache(LISTS)(self._search_list)
 
     def __call__(self, event: Event) -> bytes:
         """Encode and redact an event made in this process."""
         return self.clean(encode(event), subject=subject_of(event))[1]
+
+    def clean_all(self, trajectories: Sequence[Trajectory]) -> list[bytes | EtudeError]:
+        """What `__call__` gives for each, or the EtudeError that it raises. Their ids are made by this process.
+
+        They are searched as one text, which is quicker; each by itself only if something is found. Lists of eligible
+        options recur: each is searched once.
+        """
+        with suppress(EtudeError, TypeError, ValueError, RecursionError):  # of one of them
+            by_tenant: dict[str | None, list[Any]] = {}
+            bodies = list[bytes | EtudeError]()
+            for one in trajectories:
+                to_search, body = self._prepared(one)
+                by_tenant.setdefault(one.tenant, []).append(to_search)
+                bodies.append(body)
+            if all(self._redactor(tenant).session().value(those) is those for tenant, those in by_tenant.items()):
+                return bodies
+        return [self._caught(one) for one in trajectories]
+
+    def _prepared(self, trajectory: Trajectory) -> tuple[Any, bytes]:
+        """What is to be searched of a trajectory, and its bytes if nothing is found."""
+        if trajectory.redacted is not None:
+            raise EventError("it holds redacted values already")
+        short, whole = [], []
+        for one in trajectory.decisions:
+            listed = msgspec.json.encode(one.eligible)
+            is_known = len(listed) <= MAX_LIST and self._is_clean_list(trajectory.tenant, listed)
+            short.append(msgspec.structs.replace(one, eligible=None) if is_known else one)
+            whole.append(msgspec.structs.replace(one, eligible=msgspec.Raw(listed)))
+        raw = msgspec.to_builtins(msgspec.structs.replace(trajectory, decisions=tuple(short)))
+        to_event(raw, subject=subject_of(trajectory))  # as others will read it
+        body = encode(msgspec.structs.replace(trajectory, decisions=tuple(whole)))
+        if len(body) > MAX_BYTES:
+            raise EventError("too large")
+        return {name: value for name, value in raw.items() if name not in NOT_SEARCHED}, body
+
+    def _search_list(self, tenant: str | None, listed: bytes) -> bool:
+        """Whether nothing in a list of eligible options is to be redacted."""
+        value = {"decisions": [{"eligible": msgspec.json.decode(listed)}]}
+        return self._redactor(tenant).session().value(value) is value
+
+    def _caught(self, trajectory: Trajectory) -> bytes | EtudeError:
+        try:
+            return self(trajectory)
+        except EtudeError as error:
+            return error
 
     def clean(self, body: bytes, *, subject: str | None = None) -> tuple[Event, bytes]:
         """Decode an event from bytes; return it with the redacted bytes to store. EventError if it is not an event."""

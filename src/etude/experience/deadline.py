@@ -22,17 +22,25 @@ class Deadline:
 
     def call(self, work: Callable[[], T], timeout_s: float) -> T:
         """The result of `work`, or what it raises. TimeoutError after `timeout_s`, or if too many calls still run."""
-        answer: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-        self._threads().take().put((work, answer))
+        answer: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
+        self.begin(work, answer.put)
         try:
             result, error = answer.get(timeout=max(0.0, timeout_s))
         except Empty:
-            raise TimeoutError(f"no answer within {1000 * timeout_s:.0f} ms") from None
-        if isinstance(error, Exception):
+            raise late(timeout_s) from None
+        if error is not None:
             raise error
-        if error is not None:  # such as SystemExit, which is about the thread of the call
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         return result  # type: ignore[return-value]  # None only with an error, or where T allows it
+
+    def begin(self, work: Callable[[], T], done: Callable[[tuple[T | None, Exception | None]], object]) -> None:
+        """Begin a call and return; its thread gives `done` the result, or what was raised. TimeoutError if too many
+        calls still run."""
+        self._threads().take().put((work, done))
+
+
+def late(timeout_s: float) -> TimeoutError:
+    """The error of a call that took too long."""
+    return TimeoutError(f"no answer within {1000 * timeout_s:.0f} ms")
 
 
 class _Threads:
@@ -61,11 +69,13 @@ class _Threads:
 
     def _serve(self, inbox: SimpleQueue[Any]) -> None:
         while True:
-            work, answer = inbox.get()
+            work, done = inbox.get()
             try:
-                done: tuple[Any, BaseException | None] = (work(), None)
-            except BaseException as error:
-                done = (None, error)
+                answer: tuple[Any, Exception | None] = (work(), None)
+            except Exception as error:
+                answer = (None, error)
+            except BaseException as error:  # such as SystemExit, which is about this thread
+                answer = (None, RuntimeError(f"{type(error).__name__}: {error}"))
             self._idle.append(inbox)  # before the answer: who has it may ask again
-            answer.put(done)
-            del work, answer, done
+            done(answer)
+            del work, done, answer

@@ -32,7 +32,7 @@ class Uniform:
     Policies can learn from its decisions.
     """
 
-    version = UNIFORM
+    version, quick = UNIFORM, True
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
@@ -44,6 +44,8 @@ class Uniform:
 
 class Default:
     """Gives the default option: a safe start. Policies can learn from it only as far as it explores."""
+
+    quick = True
 
     def __init__(self, problem: str, *, explore: float = 0.0) -> None:
         """`explore` is the share of decisions that are sampled among all eligible options."""
@@ -62,7 +64,7 @@ class Default:
 class Start:
     """While the settings name no policy: gives the default option that a request names, else samples as `uniform`."""
 
-    version = UNIFORM
+    version, quick = UNIFORM, True
 
     def __init__(self, problem: str, *, explore: float = 0.0) -> None:
         self.problem = problem
@@ -138,6 +140,13 @@ class _Policy:
         )
         return f"{self.name}: {text}" if self.name else text
 
+    def no_answer(self, error: Exception) -> NoAnswer:
+        if isinstance(error, TimeoutError):
+            return NoAnswer("slow", self.why(error))
+        if isinstance(error, NoDecisionError):
+            return NoAnswer(error.reason, self.why(error), error)
+        return NoAnswer("no option" if isinstance(error, NoOptionError) else "broken", self.why(error), error)
+
     def load(self, load: Callable[[], Decider]) -> None:
         try:
             self.decider = load()
@@ -198,14 +207,21 @@ class Deciders:
                 return NoAnswer("loading", f"{policy.name} was loaded too late to be asked")
             more_s, self._first_s = self._first_s, 0.0
             return self._deadline.call(partial(policy.decider.decide, request), timeout_s + more_s)
-        except TimeoutError as error:
-            return NoAnswer("slow", policy.why(error))
-        except NoOptionError as error:
-            return NoAnswer("no option", policy.why(error), error)
-        except NoDecisionError as error:
-            return NoAnswer(error.reason, policy.why(error), error)
         except Exception as error:  # whatever a policy of any package raises
-            return NoAnswer("broken", policy.why(error), error)
+            return policy.no_answer(error)
+
+    def loading(self) -> list[str]:
+        """The problems whose policies are being loaded."""
+        _, known = self._known()
+        return sorted(problem for problem, policy in known.copy().items() if not policy.ended.is_set())
+
+    def ready(self, problem: str) -> Decider | None:
+        """The policy of a problem if it is loaded; else its loading begins."""
+        return self._policy(problem).decider
+
+    def no_answer(self, problem: str, error: Exception) -> NoAnswer:
+        """Why the policy of a problem did not answer, by the error that it raised."""
+        return self._policy(problem).no_answer(error)
 
     def _policy(self, problem: str, *, again: bool = False) -> _Policy:
         """Its loading begins with the first call, and after a failure some seconds later, or at once if `again`."""

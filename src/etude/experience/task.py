@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from queue import Empty, SimpleQueue
+from random import Random, SystemRandom
 from threading import Lock
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -68,6 +69,7 @@ from etude.experience.forward import Forwarding
 log = logging.getLogger("etude")
 
 
+SYSTEM = SystemRandom()
 TASK = "task"
 """The problem of a task without decisions."""
 REFRESH_S = 5.0
@@ -221,17 +223,27 @@ class Collector:
             log.error("%s was not collected: %s", what, error if isinstance(error, EtudeError) else plain(error))
 
     def choose(
-        self, problem: str, request: DecisionRequest, among: Mapping[str, Any], *, timeout_s: float | None = None
+        self, problem: str, request: DecisionRequest, offer: Offer, *, timeout_s: float | None = None
     ) -> tuple[Decision, NoAnswer | None, float]:
         """The answer of a choice's policy if there is one in time that is legal, else the default and why; with the
-        seconds that loading the policy took. `among` are the eligible options by name."""
-        missing, loading_s = None, 0.0
+        seconds that loading the policy took."""
+        loading_s = 0.0
         try:
             limit_s = self.decide_timeout_s if timeout_s is None else timeout_s
             answer, loading_s = self.answer(problem, request, timeout_s=limit_s)
-            if not isinstance(answer, NoAnswer):
-                answer = _legal(answer, problem, request, among)
         except Exception as error:  # such as a system that gives no more threads
+            answer = NoAnswer("broken", text_of(error))
+        return *self.settled(problem, request, offer, answer), loading_s
+
+    def settled(
+        self, problem: str, request: DecisionRequest, offer: Offer, answer: Any
+    ) -> tuple[Decision, NoAnswer | None]:
+        """The answer of a choice's policy if it is legal, else the default and why."""
+        missing = None
+        try:
+            if not isinstance(answer, NoAnswer):
+                answer = _legal(answer, problem, request, offer)
+        except Exception as error:  # of an answer of any class
             answer = NoAnswer("broken", text_of(error))
         if isinstance(answer, NoAnswer):
             missing = answer
@@ -239,8 +251,9 @@ class Collector:
             why = answer.error.expected if isinstance(answer.error, NoOptionError) else {}
             answer = msgspec.structs.replace(Default(problem).decide(request), expected=why)
         (entry,) = answer.logged
-        logged = (msgspec.structs.replace(entry, at_ms=request.at_ms),)
-        return msgspec.structs.replace(answer, logged=logged), missing, loading_s
+        if entry.at_ms != request.at_ms:
+            answer = msgspec.structs.replace(answer, logged=(msgspec.structs.replace(entry, at_ms=request.at_ms),))
+        return answer, missing
 
     def answer(self, problem: str, request: DecisionRequest, *, timeout_s: float) -> tuple[Decision | NoAnswer, float]:
         """The answer of a policy within the timeout, and the seconds that its loading took."""
@@ -282,8 +295,12 @@ class OptOuts:
 
     def __call__(self) -> frozenset[str]:
         if monotonic() >= self._next:
-            self._known, self._next = self._read(), monotonic() + REFRESH_S
+            self.refresh()
         return self._known
+
+    def refresh(self) -> None:
+        """Read them again."""
+        self._known, self._next = self._read(), monotonic() + REFRESH_S
 
 
 class _Unit(TypedDict, total=False):
@@ -359,10 +376,9 @@ class Task:
         )
         if not problem.startswith(CHOICE):
             return self._ask(problem, context, offered, default, wanted, at_ms)
-        request, among = choice_request(
-            context, offered, where=where, default=default, preferences=wanted, at_ms=at_ms, **self._unit()
-        )
-        decision, _, loading_s = self.collector.choose(problem, request, among)
+        offer = Offer(offered, default=default, preferences=wanted, where=where)
+        request = offer.request(context, at_ms=at_ms, **self._unit())
+        decision, _, loading_s = self.collector.choose(problem, request, offer)
         self._began += loading_s  # it is not part of the task's latency
         self._decisions += decision.logged
         return chosen(decision.action, decision)
@@ -550,67 +566,90 @@ class Task:
         return (perf_counter() - self._began) * 1e3
 
 
-def choice_request(
-    context: Any,
-    offered: Any,
-    *,
-    where: str = "options",
-    default: Any,
-    preferences: Preferences,
-    at_ms: float = 0.0,
-    trajectory: str | None = None,
-    conversation: str | None = None,
-    about: TaskFacts | None = None,
-) -> tuple[DecisionRequest, dict[str, Any]]:
-    """A request for a choice, and the options that the preferences do not rule out by name; DataError if it is wrong.
+class Offer:
+    """The options of a choice, read; what is found once serves all requests that offer the same."""
 
-    `where` is what the caller calls the options.
-    """
-    known, among = read_context(context), read_offer(offered, where, preferences)
-    if default is not None:
-        default = read_choice("default", default, read_options(offered, where=where), where)
-    request = DecisionRequest(
-        context=known,
-        options=tuple(offered),
-        default=default,
-        preferences=preferences,
-        at_ms=at_ms,
-        seed=secrets.randbits(62),
-        trajectory=trajectory,
-        conversation=conversation,
-        about=about,
-    )
-    return request, among
+    def __init__(self, offered: Any, *, default: Any, preferences: Preferences, where: str = "options") -> None:
+        """DataError if it is wrong; `where` is what the caller calls the options."""
+        self.among: Mapping[str, Any] = read_offer(offered, where, preferences)
+        """The options that the preferences do not rule out by what they say of themselves, by name."""
+        self.default = (
+            None if default is None else read_choice("default", default, read_options(offered, where=where), where)
+        )
+        self.options, self.preferences = tuple(offered), preferences
+        self.eligible: Mapping[str, Any] = {name: plain(option) for name, option in self.among.items()}
+        """The same in the types of JSON."""
+        self.all_eligible = list(self.eligible.values())
+        self._listed: tuple[Any, Collection[str]] = (None, self.among.keys())
+
+    def request(
+        self,
+        context: Any,
+        *,
+        at_ms: float = 0.0,
+        trajectory: str | None = None,
+        conversation: str | None = None,
+        about: TaskFacts | None = None,
+        explain: bool = True,
+        seed: int | None = None,
+    ) -> DecisionRequest:
+        """A request for a choice among them; DataError if the context is none."""
+        return DecisionRequest(
+            context=read_context(context),
+            options=self.options,
+            default=self.default,
+            preferences=self.preferences,
+            at_ms=at_ms,
+            seed=secrets.randbits(62) if seed is None else seed,
+            trajectory=trajectory,
+            conversation=conversation,
+            about=about,
+            explain=explain,
+        )
+
+    def names(self, listed: Any) -> Collection[str]:
+        """The names of the options that a policy lists as eligible; of all, where it lists none."""
+        if not isinstance(listed, list | tuple):
+            return self.among.keys()
+        last, names = self._listed
+        if listed is not last:  # policies list the same ones again and again
+            names = [option_name(one) for one in listed]
+            self._listed = (listed, names)
+        return names
+
+    def listed(self, names: Collection[str]) -> list[Any]:
+        """Those of the eligible options that have these names, in the types of JSON."""
+        if all(name in names for name in self.eligible):
+            return self.all_eligible
+        return [option for name, option in self.eligible.items() if name in names]
 
 
-def _legal(answer: Any, problem: str, request: DecisionRequest, among: Mapping[str, Any]) -> Decision | NoAnswer:
-    """The answer of a policy to a choice, with the option as it was offered and one log entry; why not, if not legal.
-
-    `among` are the options that the preferences do not rule out, by name.
-    """
+def _legal(answer: Any, problem: str, request: DecisionRequest, offer: Offer) -> Decision | NoAnswer:
+    """The answer of a policy to a choice, with the option as it was offered and one log entry; why not, if not
+    legal."""
     if not isinstance(answer, Decision):
         return NoAnswer("broken", f"it answered {shown(answer)} in place of a Decision")
     version: Any = answer.policy  # of any type: the policy is somebody's own code
     name, chance = option_name(answer.action), cast(Any, answer.propensity)
     if not isinstance(version, str) or not 0 < len(version) <= MAX_NAME_CHARS:
         return NoAnswer("broken", f"its version is {shown(version)}")
-    if name not in among:
+    if name not in offer.among:
         return NoAnswer("broken", f"{version} chose {name!r}, which is not eligible")
     if chance is not None and not (isinstance(chance, float) and 0 < chance <= 1):
         return NoAnswer("broken", f"{version} chose {name!r} with the propensity {chance!r}")
-    listed = answer.logged[0].eligible if answer.logged else None
-    names = [option_name(one) for one in listed] if isinstance(listed, list | tuple) else list(among)
+    names = offer.names(answer.logged[0].eligible if answer.logged else None)
     if name not in names:
         return NoAnswer("broken", f"{version} chose {name!r}, which it does not list as eligible")
     entry = LoggedDecision(
         problem=problem,
+        at_ms=request.at_ms,
         context=request.context,
-        eligible=plain([option for known, option in among.items() if known in names]),
+        eligible=offer.listed(names),
         action=name,
         propensity=chance,
         policy=version,
     )
-    found: Decision = msgspec.structs.replace(answer, action=among[name], logged=(entry,))
+    found: Decision = msgspec.structs.replace(answer, action=offer.among[name], logged=(entry,))
     return found
 
 
@@ -622,9 +661,9 @@ def _snapshot(value: Any) -> Any:
         return f"<{type(value).__name__}>"
 
 
-def new_id(kind: str, now: datetime) -> str:
+def new_id(kind: str, now: datetime, rng: Random = SYSTEM) -> str:
     """A unique id that sorts by time."""
-    return f"{kind}-{int(now.timestamp() * 1e6):014x}-{secrets.token_hex(6)}"
+    return f"{kind}-{int(now.timestamp() * 1e6):014x}-{rng.getrandbits(48):012x}"
 
 
 def text_in(context: Any) -> str:

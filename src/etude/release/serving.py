@@ -57,8 +57,8 @@ class ServedPolicy:
         clock_ns: Callable[[], int] = time_ns,
     ) -> None:
         """`load` gives the policy of a version; `journal` is the folder where assignments of all slots are written;
-        `first` decides until a first policy is promoted. With `swap_when_loaded`, an incumbent that has to be loaded
-        is loaded by a thread of its own, and until then the last one decides: no request waits for a file."""
+        `first` decides until a first policy is promoted. With `swap_when_loaded`, every later policy is loaded by a
+        thread of its own, and until then the last one decides: no request waits for a file."""
         self.slot, self.problem = slot, slot
         self._follows, self._load, self._first = follows, load, first
         self._swap_when_loaded, self._last = swap_when_loaded, ""
@@ -68,7 +68,11 @@ class ServedPolicy:
         self._policies: dict[str, Decider] = {}
         self._loading: dict[str, float] = {}  # version → when to try again
         self._turn = threading.Lock()
-        self.policy()  # the first decision should not wait for a file
+        serving = self._follows.serving()
+        if serving.incumbent is not None:  # the first decision should not wait for a file
+            self._last = serving.incumbent
+            self._loaded(serving.incumbent)
+        self._incumbent(serving)
 
     @property
     def version(self) -> str:
@@ -81,7 +85,10 @@ class ServedPolicy:
         if exposure is None or request.trajectory is None:
             return self._incumbent(serving).decide(request)
         if exposure.share == 0:
-            return self._with_shadow(serving, exposure, request)
+            (answer,) = self._many_with_shadow(serving, exposure, [request])
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
         return self._asked(
             serving, exposure, request.trajectory, request.conversation, lambda policy: policy.decide(request)
         )
@@ -89,16 +96,29 @@ class ServedPolicy:
     @property
     def quick(self) -> bool:
         """Whether the policies that may decide now are loaded, and answer without a deadline."""
-        serving = self._follows.serving()
-        holds_back = serving.exposure is not None and serving.exposure.mode is Mode.HOLDBACK
-        needed = {serving.incumbent, serving.previous if holds_back else serving.incumbent}
-        return all(getattr(self._ready(version), "quick", False) for version in needed)
+        return all(getattr(policy, "quick", False) for policy in self._deciding())
 
-    def _ready(self, version: str | None) -> Decider | None:
-        """The policy that would decide for this version without waiting."""
-        if version is None:
-            return self._first
-        return self._policies.get(version) or (self._policies.get(self._last) if self._swap_when_loaded else None)
+    @property
+    def batches(self) -> bool:
+        """Whether the policies that may decide now answer requests that arrive together in one computation."""
+        return all(hasattr(policy, "decide_many") for policy in self._deciding())
+
+    def _deciding(self) -> list[Decider | None]:
+        """The policies that may decide now; None for one that would have to be loaded first."""
+        serving = self._follows.serving()
+        exposure = serving.exposure
+        found = [self._first if serving.incumbent is None else self._policies.get(serving.incumbent) or self._before()]
+        if exposure is not None and exposure.share > 0 and exposure.candidate in self._policies:
+            found.append(self._policies.get(exposure.candidate))
+            if exposure.mode is Mode.HOLDBACK and serving.previous is not None and not self._swap_when_loaded:
+                found.append(self._policies.get(serving.previous))
+        return found
+
+    def _before(self) -> Decider | None:
+        """The policy that decides while the next one is loaded; None if requests wait for that."""
+        if not self._swap_when_loaded:
+            return None
+        return self._policies.get(self._last) if self._last else self._first
 
     def decide_many(self, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
         """Those of the same arm are asked together."""
@@ -107,27 +127,37 @@ class ServedPolicy:
         if exposure is None:
             return decide_many(self._incumbent(serving), requests)
         if exposure.share == 0:
-            return [_caught(self.decide, request) for request in requests]
-        by_arm: dict[bool, list[int]] = {}
-        for place, request in enumerate(requests):
-            by_arm.setdefault(self._is_candidates(exposure, request), []).append(place)
-        found: dict[int, Decision | Exception] = {}
-        for candidate, places in by_arm.items():
-            asked = [requests[place] for place in places]
-            policy = self._policies[exposure.candidate] if candidate else self._other(serving, exposure)
-            answers = decide_many(policy, asked)
-            for place, request, answer in zip(places, asked, answers, strict=True):
-                found[place] = self._checked(serving, exposure, request, answer) if candidate else answer
-        return [found[place] for place in range(len(requests))]
+            return self._many_with_shadow(serving, exposure, requests)
+        arms = self._arms(serving, exposure)
+        if arms is None:
+            return decide_many(self._incumbent(serving), requests)
+        candidate, other = arms
+        assigned = [self._assigned(exposure, request) for request in requests]
+        answers: list[Decision | Exception] = [*requests]  # type: ignore[list-item]  # each is replaced
+        for is_candidates, policy in ((True, candidate), (False, other)):
+            places = [i for i, one in enumerate(assigned) if (one is not None and one.candidate) == is_candidates]
+            found = decide_many(policy, [requests[place] for place in places]) if places else []
+            for place, answer in zip(places, found, strict=True):
+                unit = assigned[place]
+                answers[place] = (
+                    self._checked(exposure, unit, requests[place], answer, other)
+                    if unit is not None and is_candidates
+                    else answer
+                )
+        return answers
 
-    def _is_candidates(self, exposure: Exposure, request: DecisionRequest) -> bool:
-        """Whether the candidate decides; the unit is assigned."""
-        if request.trajectory is None or self._candidate(exposure.candidate) is None:
-            return False
-        return self._assign(exposure, request.trajectory, request.conversation).candidate
+    def _assigned(self, exposure: Exposure, request: DecisionRequest) -> Assigned | None:
+        if request.trajectory is None:
+            return None
+        return self._assign(exposure, request.trajectory, request.conversation)
 
     def _checked(
-        self, serving: Serving, exposure: Exposure, request: DecisionRequest, answer: Decision | Exception
+        self,
+        exposure: Exposure,
+        assigned: Assigned,
+        request: DecisionRequest,
+        answer: Decision | Exception,
+        other: Decider,
     ) -> Decision | Exception:
         """The candidate's answer; the other arm's where it failed or answers nonsense."""
         if isinstance(answer, DataError | NoOptionError):
@@ -135,10 +165,8 @@ class ServedPolicy:
         why = f"{type(answer).__name__}: {answer}" if isinstance(answer, Exception) else invalid(answer)
         if not why:
             return answer
-        assert request.trajectory is not None
-        assigned = self._assign(exposure, request.trajectory, request.conversation)
         self._failed(exposure, assigned, why)
-        return _caught(self._other(serving, exposure).decide, request)
+        return _caught(other.decide, request)
 
     def prepare(self) -> None:
         """Load every policy that serves now, the candidate's too, and return when they are loaded."""
@@ -153,7 +181,10 @@ class ServedPolicy:
         exposure = serving.exposure
         if exposure is None or exposure.share == 0 or trajectory is None:
             return self._incumbent(serving)
-        return self._arm(serving, exposure, trajectory, conversation)[1]
+        arms = self._arms(serving, exposure)
+        if arms is None:
+            return self._incumbent(serving)
+        return arms[0 if self._assign(exposure, trajectory, conversation).candidate else 1]
 
     def choose(
         self, context: Any = None, *, trajectory: str | None = None, conversation: str | None = None, **wanted: Any
@@ -190,11 +221,15 @@ class ServedPolicy:
         ask: Callable[[Decider], Decision],
     ) -> Decision:
         """The decision of the unit's arm; the other arm's where the candidate fails or answers nonsense."""
-        assigned, policy = self._arm(serving, exposure, trajectory, conversation)
-        if assigned is None or not assigned.candidate:
-            return ask(policy)
+        arms = self._arms(serving, exposure)
+        if arms is None:
+            return ask(self._incumbent(serving))
+        candidate, other = arms
+        assigned = self._assign(exposure, trajectory, conversation)
+        if not assigned.candidate:
+            return ask(other)
         try:
-            decision = ask(policy)
+            decision = ask(candidate)
             if not (why := invalid(decision)):
                 return decision
         except (DataError, NoOptionError):
@@ -202,22 +237,20 @@ class ServedPolicy:
         except Exception as error:  # whatever a policy of any package raises
             why = f"{type(error).__name__}: {error}"
         self._failed(exposure, assigned, why)
-        return ask(self._other(serving, exposure))
+        return ask(other)
 
     def _failed(self, exposure: Exposure, assigned: Assigned, why: str) -> None:
         log.error("%s: candidate %s failed, the incumbent decides: %s", self.slot, exposure.candidate, why)
         self._assignments.failed(exposure, assigned, why)
 
-    def _arm(
-        self, serving: Serving, exposure: Exposure, trajectory: str, conversation: str | None
-    ) -> tuple[Assigned | None, Decider]:
-        """The assignment of a unit and the policy of its arm; no assignment while the candidate is being loaded."""
-        other = self._other(serving, exposure)
-        candidate = self._candidate(exposure.candidate)
-        if candidate is None:
-            return None, other
-        assigned = self._assign(exposure, trajectory, conversation)
-        return assigned, candidate if assigned.candidate else other
+    def _arms(self, serving: Serving, exposure: Exposure) -> tuple[Decider, Decider] | None:
+        """The candidate, and the policy of the units that are not its; None while one of them is being loaded."""
+        candidate, previous = self._candidate(exposure.candidate), serving.previous
+        if exposure.mode is not Mode.HOLDBACK or previous is None:
+            other: Decider | None = self._incumbent(serving)
+        else:
+            other = self._candidate(previous) if self._swap_when_loaded else self._loaded(previous)
+        return None if candidate is None or other is None else (candidate, other)
 
     def _assign(self, exposure: Exposure, trajectory: str, conversation: str | None) -> Assigned:
         unit = conversation if exposure.unit == "conversation" and conversation is not None else trajectory
@@ -230,17 +263,12 @@ class ServedPolicy:
             raise ReleaseError(
                 f"no policy serves {self.slot!r}: register one and promote it (`etude models list` shows what there is)"
             )
-        last = self._policies.get(self._last) if self._swap_when_loaded else None
-        if last is not None and self._candidate(serving.incumbent) is None:
-            return last
+        before = self._before()
+        if before is not None and self._candidate(serving.incumbent) is None:
+            return before
+        found = self._loaded(serving.incumbent)
         self._last = serving.incumbent
-        return self._loaded(serving.incumbent)
-
-    def _other(self, serving: Serving, exposure: Exposure) -> Decider:
-        """The policy of the units that are not the candidate's."""
-        if exposure.mode is Mode.HOLDBACK and serving.previous is not None:
-            return self._loaded(serving.previous)
-        return self._incumbent(serving)
+        return found
 
     def _loaded(self, version: str) -> Decider:
         found = self._policies.get(version)
@@ -250,7 +278,9 @@ class ServedPolicy:
         return found
 
     def _keep(self, version: str, policy: Decider) -> Decider:
-        kept = dict(list(self._policies.items())[-LOADED + 1 :])
+        serving, known = self._follows.serving(), list(self._policies)
+        needed = {*known[-LOADED + 1 :], serving.incumbent, serving.previous, self._last}
+        kept = {other: self._policies[other] for other in known if other in needed}
         self._policies = kept | {version: policy}  # replaced, not changed: other threads read it without a lock
         return policy
 
@@ -276,19 +306,25 @@ class ServedPolicy:
             self._keep(version, policy)
             self._loading.pop(version, None)
 
-    def _with_shadow(self, serving: Serving, exposure: Exposure, request: DecisionRequest) -> Decision:
-        """The incumbent's decision; the candidate answers the same request in a thread of its own."""
-        decision = self._incumbent(serving).decide(request)
+    def _many_with_shadow(
+        self, serving: Serving, exposure: Exposure, requests: Sequence[DecisionRequest]
+    ) -> list[Decision | Exception]:
+        """The incumbent's decisions; the candidate answers the requests of trajectories in a thread of its own."""
+        answers = decide_many(self._incumbent(serving), requests)
         candidate = self._candidate(exposure.candidate) if exposure.mode is not Mode.HOLDBACK else None
-        if candidate is not None:
-            self._shadow.ask(exposure.release, candidate, request, decision)
-        return decision
+        for request, answer in zip(requests, answers, strict=True):
+            if candidate is not None and request.trajectory is not None and isinstance(answer, Decision):
+                self._shadow.ask(exposure.release, candidate, request, answer)
+        return answers
 
 
 def decide_many(policy: Decider, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
     """The answers of any policy, or the errors that it raises."""
     if hasattr(policy, "decide_many"):
-        return cast(BatchDecider, policy).decide_many(requests)
+        answers = cast(BatchDecider, policy).decide_many(requests)
+        if len(answers) == len(requests):
+            return answers
+        log.error("%s answered %d of %d requests: each is asked by itself", policy, len(answers), len(requests))
     return [_caught(policy.decide, request) for request in requests]
 
 

@@ -25,13 +25,10 @@ class Guard:
     role: Role
 
     def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        caller = _caller(connection)
-        if not caller.may(self.role):
-            raise RequestError(
-                f"the API key {caller.key} has the role {caller.role}: this needs {self.role}, or a role above it",
-                status=403,
-            )
-        connection.scope["state"]["caller"] = caller
+        state = connection.scope["state"]
+        if "caller" not in state:  # nothing found it before the framework
+            keys: Keys = connection.app.state.server.keys
+            state["caller"] = caller_by(keys, connection.headers.get("authorization", ""), self.role)
 
 
 def needs(role: Role) -> Guard:
@@ -39,15 +36,20 @@ def needs(role: Role) -> Guard:
     return Guard(role)
 
 
+def caller_by(keys: Keys, authorization: str, role: Role) -> Caller:
+    """Who calls, by the header of a request; RequestError unless its key may do what needs this role."""
+    if authorization[: len(BEARER)].lower() != BEARER:
+        raise RequestError("the request has no API key: send the header `Authorization: Bearer KEY`", status=401)
+    caller = keys.caller(authorization[len(BEARER) :].strip())
+    if not caller.may(role):
+        raise RequestError(
+            f"the API key {caller.key} has the role {caller.role}: this needs {role}, or a role above it",
+            status=403,
+        )
+    return caller
+
+
 def provide_caller(scope: Scope) -> Caller:
     """For handlers: who the guard found."""
     found: Caller = scope["state"]["caller"]
     return found
-
-
-def _caller(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:
-    keys: Keys = connection.app.state.server.keys
-    given = connection.headers.get("authorization", "")
-    if given[: len(BEARER)].lower() != BEARER:
-        raise RequestError("the request has no API key: send the header `Authorization: Bearer KEY`", status=401)
-    return keys.caller(given[len(BEARER) :].strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,9 +18,11 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ASGIApp
 
 from etude.contracts.errors import EtudeError
+from etude.experience.task import OptOuts
 from etude.serving.access import provide_caller
 from etude.serving.bodies import JsonRequest
 from etude.serving.description import described
+from etude.serving.direct import Direct
 from etude.serving.envelope import Envelope
 from etude.serving.errors import on_error
 from etude.serving.routes import (
@@ -55,6 +58,8 @@ ROUTES: Sequence[Any] = [
     *rewards.ROUTES,
     *events.ROUTES,
 ]
+LOOK_S = 0.05
+"""Seconds between two looks at whether the policies are loaded."""
 TICK_S = 1.0
 """Seconds between two looks at what was published, and at tasks whose time is over."""
 
@@ -68,13 +73,15 @@ def make_app(server: Server) -> ASGIApp:
     @asynccontextmanager
     async def working(app: Litestar) -> AsyncIterator[None]:
         server.worked_at = monotonic()
-        work = asyncio.create_task(_work(server))
+        jobs = (_work(server), _refresh(server), _settle(server))
+        work = [asyncio.create_task(job) for job in jobs]
         server.phase = "running"
         try:
             yield
         finally:
             server.phase = "stopping"
-            work.cancel()
+            for one in work:
+                one.cancel()
             await asyncio.to_thread(server.telemetry.take, everything=True)
 
     app = Litestar(
@@ -97,8 +104,28 @@ def make_app(server: Server) -> ASGIApp:
         logging_config=None,
     )
     app.state.server = server
-    inner = Envelope(app, timeout_s=server.config.request_timeout_s, answered=server.answered)
+    inner = Envelope(Direct(app, server), timeout_s=server.config.request_timeout_s, answered=server.answered)
     return Watched(inner, server.metrics, server.watch)
+
+
+async def _settle(server: Server) -> None:
+    """Once the policies are loaded: what is there then stays, so that the garbage collector need not look at it."""
+    while server.collector.deciders.loading():
+        await asyncio.sleep(LOOK_S)
+    gc.collect()
+    gc.freeze()
+
+
+async def _refresh(server: Server) -> None:
+    """Reads keys and opt-outs before they are old, so that no request waits for it."""
+    while True:
+        try:
+            await asyncio.to_thread(server.keys.refresh)
+            if isinstance(server.collector.opted_out, OptOuts):
+                await asyncio.to_thread(server.collector.opted_out.refresh)
+        except EtudeError as error:
+            log.error("%s", error)
+        await asyncio.sleep(TICK_S)
 
 
 async def _work(server: Server) -> None:
@@ -109,6 +136,7 @@ async def _work(server: Server) -> None:
             await asyncio.to_thread(server.decisions.close_old)
             await asyncio.to_thread(server.telemetry.take)
             await asyncio.to_thread(server.ingest)
+            await asyncio.to_thread(server.state.tidy)
             server.trouble = ""
         except EtudeError as error:
             server.trouble = str(error)

@@ -24,9 +24,14 @@ class JsonRequest(Request[Any, Any, Any]):
         except RecursionError as error:
             raise _too_deep() from error
         body = await self.body()
-        if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        if may_be_deep(body):
             _check_depth(found)
         return found
+
+
+def may_be_deep(body: bytes) -> bool:
+    """Whether a body has as many brackets as it takes to be nested too deeply."""
+    return body.count(b"[") + body.count(b"{") > MAX_DEPTH
 
 
 def _check_depth(value: Any) -> None:

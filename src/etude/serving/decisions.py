@@ -7,30 +7,37 @@ the signed id of the answer, and the task becomes a trajectory; without a report
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from random import Random
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from etude.contracts.decision import Amount, Decision, DecisionRequest, Expected, LoggedDecision, Name, Preferences
-from etude.contracts.errors import DataError, RequestError
+from etude.contracts.errors import DataError, EtudeError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
 from etude.contracts.serving import OpenRow, ServingState
 from etude.contracts.trajectory import Feedback, Id, Outcome, Share, Stars, Time, Trajectory
 from etude.experience.deciders import NoAnswer
-from etude.experience.task import Collector, choice_request, new_id, text_in
+from etude.experience.task import Collector, Offer, new_id, text_in
 from etude.serving.config import ServingConfig
 from etude.serving.ids import SignedIds
+from etude.serving.journal import Done, Groups
 from etude.serving.keys import Caller, Role
+from etude.serving.runtime import Runtime
 
 MAX_BATCH = 100
-SWEEP = 100
+OFFERS, MAX_REMEMBERED, MANY = 64, 1 << 16, 500
+"""Lists of options that are remembered as read, the maximum size in bytes of one, and the number of options above which
+a list is read in a thread."""
+SWEEP = 500
 """Tasks without an outcome that are stored at a time."""
 
 
@@ -159,7 +166,7 @@ class FeedbackStored(Struct, kw_only=True, frozen=True):
 
 @dataclass(kw_only=True)
 class Decisions:
-    """All calls but those that wait for a disk or a policy are quick; those run in threads."""
+    """Of one event loop. What waits for a disk runs in threads, and so does a policy that is not quick."""
 
     config: ServingConfig
     collector: Collector
@@ -167,25 +174,36 @@ class Decisions:
     ids: SignedIds
     fallback: Callable[[str], Decider | None]
     """The decider of a problem that decides where the policy cannot; None if there is none."""
+    clean: Callable[[Sequence[Trajectory]], Sequence[bytes | EtudeError]]
+    """Encodes and redacts what is stored."""
     clock: Callable[[], datetime]
     stored_of: Callable[[str, str | None], bool] = lambda trajectory, tenant: False
     """Whether a trajectory is stored that a tenant may see; null is every tenant."""
     decided: Callable[[str, str, str | None, float | None], None] = lambda *_: None
     """Called with the problem, policy, fallback and propensity of each decision that was made."""
-    _journal: Journal = field(init=False)
+    rng: Random = field(default_factory=Random)
+    """Of ids and seeds: each call to the system for random numbers would be a turn of Python's lock."""
+    runtime: Runtime = field(init=False)
+    _opened: Groups[_Opened] = field(init=False)
+    _closed: Groups[_Outcome] = field(init=False)
+    _offer: Callable[[bytes, Preferences], Offer] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.state)
+        self.runtime, self._offer = Runtime(self.collector.deciders), lru_cache(OFFERS)(_offer)
+        writer = ThreadPoolExecutor(1, thread_name_prefix="etude-journal")  # one: writers of a file wait for each other
+        self._opened, self._closed = Groups(self._open, writer), Groups(self._close, writer)
 
     async def decide(self, asked: DecisionAsked, caller: Caller) -> DecisionGiven:
         """The decision, durable before it is returned; DataError says what is wrong with the request."""
         now = self.clock()
-        trajectory = self._task(asked, caller, now)
-        decision, missing, body = await asyncio.to_thread(self._decide, asked, caller, trajectory, now)
-        if body is not None:
-            await self._journal.append(OpenRow(trajectory, now + self._longer(asked), body))
-        why = None if missing is None else missing.reason
+        keeps = asked.record and self.collector.may_keep(asked.user)
+        trajectory = await self._id(asked, caller, now, keeps=keeps)
         problem = self.collector.problem_of(asked.problem)
+        decision, missing = await self._decide(problem, asked, trajectory if keeps else None)
+        if keeps:
+            task = self._task(asked, caller, trajectory, now, decision)
+            await self._opened.add(_Opened(task, now + self._longer(asked)))
+        why = None if missing is None else missing.reason
         self.decided(problem, decision.policy, why, decision.propensity)
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
@@ -195,74 +213,83 @@ class Decisions:
             policy=decision.policy,
             fallback=why,
             expected=decision.expected if asked.explain else None,
-            proposal=decision.proposal,
+            proposal=decision.proposal if asked.explain else None,
             cost_usd=decision.cost_usd,
             logged=decision.logged if asked.log else None,
         )
 
-    def _task(self, asked: DecisionAsked, caller: Caller, now: datetime) -> str:
+    async def _id(self, asked: DecisionAsked, caller: Caller, now: datetime, *, keeps: bool) -> str:
         """Id of the trajectory that a decision belongs to."""
+        if asked.id is None and asked.trajectory is None:
+            return new_id("t", now, self.rng)
         if asked.id is None:
-            return asked.trajectory or new_id("t", now)
+            assert asked.trajectory is not None
+            if keeps and await asyncio.to_thread(self._is_of_others, asked.trajectory, caller):
+                raise RequestError(f"the task id {asked.trajectory!r} is in use: make another", status=409)
+            return asked.trajectory
         if asked.trajectory is not None:
             raise DataError("id and trajectory are given: the first continues a task, the second names your own")
-        return self.ids.verify(asked.id, caller.tenant)
+        trajectory = self.ids.verify(asked.id, caller.tenant)
+        if keeps and not await asyncio.to_thread(self.state.parts, trajectory, limit=1):
+            raise RequestError(f"the task {trajectory!r} is over: leave id out to begin another", status=409)
+        return trajectory
 
     def _longer(self, asked: DecisionAsked) -> timedelta:
         """How much longer than others a task waits whose caller sends all of it when it is over."""
         hours = 0.0 if asked.trajectory is None else self.config.task_hours - self.config.open_hours
         return timedelta(hours=max(0.0, hours))
 
-    def _decide(
-        self, asked: DecisionAsked, caller: Caller, trajectory: str, now: datetime
-    ) -> tuple[Decision, NoAnswer | None, bytes | None]:
-        """The decision, why the policy did not make it, and what is written: nothing of users who opted out."""
-        keeps = asked.record and self.collector.may_keep(asked.user)
-        if keeps and asked.id is not None and not self.state.parts(trajectory, limit=1):
-            raise RequestError(f"the task {trajectory!r} is over: leave id out to begin another", status=409)
-        if keeps and asked.trajectory is not None and self._is_of_others(trajectory, caller):
-            raise RequestError(f"the task id {trajectory!r} is in use: make another", status=409)
-        decision, missing = self._ask(asked, trajectory if keeps else None)
-        return decision, missing, self._part(asked, caller, trajectory, now, decision) if keeps else None
-
-    def _ask(self, asked: DecisionAsked, trajectory: str | None) -> tuple[Decision, NoAnswer | None]:
-        problem = self.collector.problem_of(asked.problem)
+    async def _decide(
+        self, problem: str, asked: DecisionAsked, trajectory: str | None
+    ) -> tuple[Decision, NoAnswer | None]:
+        """The decision, and why the policy did not make it, if it did not."""
         timeout_s = (asked.timeout_ms or self.config.decide_timeout_ms) / 1e3
         if problem.startswith(CHOICE):
-            choice, among = choice_request(
+            offer = await self._offered(asked)
+            request = offer.request(
                 asked.context,
-                asked.options,
-                default=asked.default,
-                preferences=asked.preferences,
                 trajectory=trajectory,
                 conversation=asked.conversation,
                 at_ms=asked.at_ms,
+                explain=asked.explain,
+                seed=self.rng.getrandbits(62),
             )
-            decision, missing, _ = self.collector.choose(problem, choice, among, timeout_s=timeout_s)
-            return decision, missing
+            answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
+            return self.collector.settled(problem, request, offer, answer)
         request = DecisionRequest(
             context=asked.context,
             options=None if asked.options is None else tuple(asked.options),
             preferences=asked.preferences,
             state=asked.state,
             at_ms=asked.at_ms,
-            seed=secrets.randbits(62),
+            seed=self.rng.getrandbits(62),
             trajectory=trajectory,
             conversation=asked.conversation,
+            explain=asked.explain,
         )
-        answer, _ = self.collector.answer(problem, request, timeout_s=timeout_s)
+        answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
         if isinstance(answer, Decision):
             return answer, None
         if isinstance(answer.error, DataError):
             raise answer.error
-        other = self.fallback(problem)
+        other = await asyncio.to_thread(self.fallback, problem)
         if other is None:
             raise RequestError(f"no policy of {problem!r} decides now ({answer.why}): try again later", status=503)
-        return other.decide(request), answer
+        return await asyncio.to_thread(other.decide, request), answer
 
-    def _part(self, asked: DecisionAsked, caller: Caller, trajectory: str, now: datetime, decision: Decision) -> bytes:
-        """Redacted: the trajectory so far, or of a task that is open its next decisions alone."""
-        made = Trajectory(
+    async def _offered(self, asked: DecisionAsked) -> Offer:
+        """The options of a choice, read once per list: agents offer the same ones again and again."""
+        read = partial(Offer, asked.options, default=asked.default, preferences=asked.preferences)
+        if asked.options is not None and len(asked.options) > MANY:
+            return await asyncio.to_thread(read)
+        key = msgspec.json.encode((asked.options, asked.default))
+        return self._offer(key, asked.preferences) if len(key) <= MAX_REMEMBERED else read()
+
+    def _task(
+        self, asked: DecisionAsked, caller: Caller, trajectory: str, now: datetime, decision: Decision
+    ) -> Trajectory:
+        """The trajectory so far, or of a task that is open its next decisions alone."""
+        return Trajectory(
             id=trajectory,
             time=now,
             task=asked.task if asked.task is not None else text_in(asked.context),
@@ -276,45 +303,29 @@ class Decisions:
             decisions=decision.logged,
             metadata={"conversation": asked.conversation} if asked.conversation is not None else None,
         )
-        return self.collector.clean(made)
+
+    def _open(self, group: Sequence[_Opened]) -> Callable[[], Done]:
+        """Write decisions; they are searched for personal data as one text."""
+        bodies = self.clean([one.task for one in group])
+        rows = [OpenRow(o.task.id, o.time, b) for o, b in zip(group, bodies, strict=True) if isinstance(b, bytes)]
+        errors = [None if isinstance(body, bytes) else body for body in bodies]
+
+        def write() -> Done:
+            self.state.open(rows)
+            return errors
+
+        return write
 
     async def report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
         if not given.outcome and not given.rates:
             raise DataError("nothing is reported: give success, quality, thumbs, stars or comment")
-        return await asyncio.to_thread(self._report, given, caller)
-
-    def close(self, trajectory: str, caller: Caller) -> None:
-        """Close a task that the caller opened under an id of its own, since all of it was sent now."""
-        if self.state.parts(trajectory, limit=1) and not self._is_of_others(trajectory, caller):
-            self.state.close_task(trajectory)
-
-    def _is_of_others(self, trajectory: str, caller: Caller) -> bool:
-        """Whether a task is open that is not of the caller's tenant."""
-        parts = self.state.parts(trajectory, limit=1)
-        return bool(parts) and msgspec.json.decode(parts[0], type=Trajectory).tenant != caller.tenant
-
-    def _named(self, given: FeedbackGiven, caller: Caller) -> str:
-        """The trajectory, by the signed id. What is stored may be rated under its own id by a key that may read it."""
-        try:
-            return self.ids.verify(given.id, caller.tenant)
-        except RequestError:
-            if given.outcome or not caller.may(Role.DECIDE) or not self.stored_of(given.id, caller.tenant):
-                raise
-            return given.id
-
-    def _report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
-        now, trajectory = self.clock(), self._named(given, caller)
-        self._count(trajectory, given, caller, f"{now:%Y-%m-%d}")
+        trajectory = await self._named(given, caller)
+        now = self.clock()
+        if given.rates:
+            await asyncio.to_thread(self._count, trajectory, given, caller, f"{now:%Y-%m-%d}")
         if given.outcome:
-            parts = self.state.parts(trajectory)
-            if not parts:
-                raise RequestError(
-                    f"the outcome of {trajectory!r} is known already, or its time of {self.config.open_hours:g} hours "
-                    "is over: send ratings alone",
-                    status=409,
-                )
-            self._store(parts, given.outcome, now)
+            await self._closed.add(_Outcome(trajectory, given.outcome, now))
         rates = given.rates and self.collector.may_keep(given.user)
         if rates:
             rating = Feedback(
@@ -326,8 +337,30 @@ class Decisions:
                 stars=given.stars,
                 comment=given.comment,
             )
-            self._publish(rating)
+            if not await asyncio.to_thread(self.collector.publish, rating):
+                raise RequestError("nothing can be stored now: send it again later", status=503)
         return FeedbackStored(trajectory=trajectory, outcome=bool(given.outcome), rating=rates)
+
+    async def _named(self, given: FeedbackGiven, caller: Caller) -> str:
+        """The trajectory, by the signed id. What is stored may be rated under its own id by a key that may read it."""
+        try:
+            return self.ids.verify(given.id, caller.tenant)
+        except RequestError:
+            if given.outcome or not caller.may(Role.DECIDE):
+                raise
+            if not await asyncio.to_thread(self.stored_of, given.id, caller.tenant):
+                raise
+            return given.id
+
+    def close(self, trajectory: str, caller: Caller) -> None:
+        """Close a task that the caller opened under an id of its own, since all of it was sent now."""
+        if self.state.parts(trajectory, limit=1) and not self._is_of_others(trajectory, caller):
+            self.state.close_tasks([trajectory])
+
+    def _is_of_others(self, trajectory: str, caller: Caller) -> bool:
+        """Whether a task is open that is not of the caller's tenant."""
+        parts = self.state.parts(trajectory, limit=1)
+        return bool(parts) and msgspec.json.decode(parts[0], type=Trajectory).tenant != caller.tenant
 
     def _count(self, trajectory: str, given: FeedbackGiven, caller: Caller, day: str) -> None:
         """RequestError for a source that sends too much, or rates a task twice."""
@@ -338,60 +371,77 @@ class Decisions:
         if given.rates and self.state.rate(source, day) > limit:
             raise RequestError(f"this user has sent {limit:,} ratings today: more do not count", status=429)
 
-    def _store(self, parts: list[bytes], outcome: dict[str, Any], now: datetime) -> None:
-        """Publish a task as a trajectory, and close it."""
-        first, *others = (msgspec.json.decode(part, type=Trajectory) for part in parts)
-        later: tuple[LoggedDecision, ...] = tuple(d for part in others for d in part.decisions)
-        if "latency_ms" not in outcome and outcome:
-            outcome = outcome | {"latency_ms": (now - first.time) / timedelta(milliseconds=1)}
-        ended: Literal["failed", "done"] = "failed" if outcome.get("success") is False else "done"
-        whole = msgspec.structs.replace(
-            first, decisions=first.decisions + later, outcome=Outcome(ended=ended, **outcome)
-        )
-        self._publish(whole)
-        self.state.close_task(first.id)
+    def _close(self, group: Sequence[_Outcome]) -> Callable[[], Done]:
+        """Publish tasks as trajectories, and close them."""
+        return partial(self._store, group)
 
-    def _publish(self, event: Trajectory | Feedback) -> None:
-        if not self.collector.publish(event):
-            raise RequestError("nothing can be stored now: send it again later", status=503)
+    def _store(self, group: Sequence[_Outcome]) -> Done:
+        """All together, or if that fails each by itself."""
+        found: list[Exception | None] = [None] * len(group)
+        whole: dict[str, tuple[int, Trajectory]] = {}
+        for place, one in enumerate(group):
+            parts = self.state.parts(one.trajectory)
+            if parts and one.trajectory not in whole:
+                whole[one.trajectory] = place, _whole(parts, one)
+            else:
+                found[place] = RequestError(
+                    f"the outcome of {one.trajectory!r} is known already, or its time of {self.config.open_hours:g} "
+                    "hours is over: send ratings alone",
+                    status=409,
+                )
+        try:
+            self.collector.publish_all([made for _, made in whole.values()])
+        except EtudeError as error:
+            if len(group) > 1:
+                return [self._store([one])[0] for one in group]
+            return [error]
+        self.state.close_tasks(list(whole))
+        return found
 
     def close_old(self) -> int:
         """Store tasks whose time is over without an outcome; how many."""
-        now = self.clock()
-        old = self.state.waiting(now - timedelta(hours=self.config.open_hours), limit=SWEEP)
-        for trajectory in old:
-            if parts := self.state.parts(trajectory):  # another process may have been faster
-                self._store(parts, {}, now)
+        now, count = self.clock(), 0
+        while old := self.state.waiting(now - timedelta(hours=self.config.open_hours), limit=SWEEP):
+            found = self._store([_Outcome(trajectory, {}, now) for trajectory in old])
+            failed = [error for error in found if isinstance(error, EtudeError) and not isinstance(error, RequestError)]
+            if failed:  # a task that another process was faster to close is none
+                raise failed[0]
+            count += len(old)
         self.state.expire(now - timedelta(days=1))
-        return len(old)
+        return count
 
 
-class Journal:
-    """Writes rows in groups: those that arrive while a group is written are the next one, and share its sync."""
+class _Opened(NamedTuple):
+    """A task, or its next decisions."""
 
-    def __init__(self, state: ServingState) -> None:
-        self._state = state
-        self._waiting: list[tuple[OpenRow, asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
+    task: Trajectory
+    time: datetime
+    """When it begins to wait for its outcome."""
 
-    async def append(self, row: OpenRow) -> None:
-        """Return when the row is on disk; StoreError if it cannot be written."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((row, written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
-        await written
 
-    async def _write(self) -> None:
-        while self._waiting:
-            group, self._waiting = self._waiting, []
-            try:
-                await asyncio.to_thread(self._state.open, [row for row, _ in group])
-            except Exception as error:  # each caller gets it
-                for _, written in group:
-                    if not written.done():
-                        written.set_exception(error)
-            else:
-                for _, written in group:
-                    if not written.done():
-                        written.set_result(None)
+class _Outcome(NamedTuple):
+    """The end of a task."""
+
+    trajectory: str
+    outcome: dict[str, Any]
+    """Empty where it is not known."""
+    time: datetime
+
+
+def _whole(parts: Sequence[bytes], end: _Outcome) -> Trajectory:
+    """A task as a trajectory."""
+    first, *others = (msgspec.json.decode(part, type=Trajectory) for part in parts)
+    later: tuple[LoggedDecision, ...] = tuple(d for part in others for d in part.decisions)
+    outcome = end.outcome
+    if "latency_ms" not in outcome and outcome:
+        outcome = outcome | {"latency_ms": (end.time - first.time) / timedelta(milliseconds=1)}
+    ended: Literal["failed", "done"] = "failed" if outcome.get("success") is False else "done"
+    made: Trajectory = msgspec.structs.replace(
+        first, decisions=first.decisions + later, outcome=Outcome(ended=ended, **outcome)
+    )
+    return made
+
+
+def _offer(encoded: bytes, preferences: Preferences) -> Offer:
+    options, default = msgspec.json.decode(encoded)
+    return Offer(options, default=default, preferences=preferences)

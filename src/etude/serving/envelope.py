@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections import Counter
+from collections.abc import Iterable
+from random import Random
 from typing import Any
 
 import msgspec
-from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,12 +17,14 @@ from etude.serving.errors import MEDIA_TYPE, Problem
 
 KNOWN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
 }
+"""Of every answer that does not set them itself."""
+REQUEST_ID = b"x-request-id"
 
 
 class Envelope:
@@ -31,35 +33,34 @@ class Envelope:
     def __init__(self, app: ASGIApp, timeout_s: float, answered: Counter[int]) -> None:
         """`answered` counts requests by their status."""
         self._app, self._timeout_s, self._answered = app, timeout_s, answered
+        self._rng = Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if KNOWN_ID.fullmatch(given) else secrets.token_hex(8)
+        request_id = _given_id(scope["headers"]) or f"{self._rng.getrandbits(64):016x}"
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
-        begun = asyncio.Event()
+        own = [(REQUEST_ID, request_id.encode()), *HEADERS.items()]
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                begun.set()
+                if not limit.expired():
+                    limit.reschedule(None)  # it is answered in time
                 self._answered[message["status"]] += 1
-                headers = MutableScopeHeaders.from_message(message)
-                headers["x-request-id"] = request_id
-                for name in HEADERS.keys() - set(headers):
-                    headers[name] = HEADERS[name]
+                given = {name.lower() for name, _ in message.get("headers", ())}
+                message["headers"] = [*message.get("headers", ()), *(one for one in own if one[0] not in given)]
             await send(message)
 
-        work = asyncio.ensure_future(self._app(scope, receive, answer))
-        first = asyncio.ensure_future(begun.wait())
-        await asyncio.wait({work, first}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        first.cancel()
-        if work.done() or begun.is_set():
-            await work
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                await self._app(scope, receive, answer)
             return
-        work.cancel()
+        except TimeoutError:
+            if not limit.expired():
+                raise
         body = Problem(
             title="Service Unavailable",
             status=503,
@@ -69,3 +70,11 @@ class Envelope:
         headers = [(b"content-type", MEDIA_TYPE.encode()), (b"retry-after", b"1")]
         await answer({"type": "http.response.start", "status": 503, "headers": headers})
         await send({"type": "http.response.body", "body": msgspec.json.encode(body), "more_body": False})
+
+
+def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The request's id that the caller gave, if it is one."""
+    for name, value in headers:
+        if name == REQUEST_ID and KNOWN_ID.fullmatch(given := value.decode("latin-1")):
+            return given
+    return None

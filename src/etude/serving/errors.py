@@ -12,6 +12,7 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, NotFoundException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.types import HTTPScope
 from msgspec import Struct
 
 from etude.contracts.errors import (
@@ -55,6 +56,8 @@ STATUS: Mapping[type[EtudeError], int] = {
     CheckpointError: 503,
 }
 """The first one that an error is decides; all others are errors of the server."""
+UNREADABLE = (UnicodeDecodeError, RecursionError)
+"""What readers of JSON raise besides their own errors."""
 
 
 REFUSALS = {
@@ -93,6 +96,12 @@ class Problem(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The answer to a request that raised this error."""
+    status, headers, body = refusal(request.scope, error)
+    return Response(body, status_code=status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer to a request that raised this error."""
     status, headers, fields = 500, dict[str, str](), tuple[FieldError, ...]()
     detail = "an unexpected error: the server's log has it under the request id"
     if isinstance(error, RequestError):
@@ -103,22 +112,21 @@ def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[byte
         status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
         fields = _fields(error)
         if isinstance(error, NotFoundException):
-            detail = (
-                f"there is no route {request.url.path[:80]!r}: GET /openapi.json describes all; ids have no slashes"
-            )
+            detail = f"there is no route {scope['path'][:80]!r}: GET /openapi.json describes all; ids have no slashes"
     elif isinstance(error, EtudeError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         detail = str(error) if status != 500 else detail
-    request_id = request.scope["state"].get("request_id", "")
+    elif isinstance(error, UNREADABLE):
+        status, detail = 400, "the body cannot be read: expected UTF-8, and not thousands of brackets in each other"
+    request_id = scope["state"].get("request_id", "")
     if status >= 500:
         unexpected = error if status == 500 else None
-        route = request.scope.get("path_template", "")
-        named = {"request_id": request_id}
-        log.error("request %s: %s %s: %s", request_id, request.method, route, detail, exc_info=unexpected, extra=named)
+        route, named = scope.get("path_template", ""), {"request_id": request_id}
+        log.error("request %s: %s %s: %s", request_id, scope["method"], route, detail, exc_info=unexpected, extra=named)
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
     )
-    return Response(msgspec.json.encode(problem), status_code=status, headers=headers, media_type=MEDIA_TYPE)
+    return status, headers, msgspec.json.encode(problem)
 
 
 def _fields(error: HTTPException) -> tuple[FieldError, ...]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket as sockets
 
 import uvicorn
+from threadpoolctl import threadpool_limits
 
 from etude.contracts.errors import ConfigError
 from etude.serving.app import make_app
 from etude.serving.server import Server
 
 BACKLOG = 2048
+GARBAGE = (50_000, 20, 20)
+"""Thresholds of the garbage collector: what requests make is freed without it, and a full collection stops them all."""
 GRACE_S = 10
 """Seconds that requests in progress have to end after an interrupt."""
 
@@ -35,7 +39,10 @@ def listen(host: str, port: int) -> sockets.socket:
 
 def run_app(server: Server, socket: sockets.socket) -> None:
     """Serve until SIGINT or SIGTERM; requests in progress are answered."""
-    http_server(server).run(sockets=[socket])
+    gc.set_threshold(*GARBAGE)
+    # Products of a request's size are over before another thread is awake, and on a busy machine long before.
+    with threadpool_limits(1, user_api="blas"):
+        http_server(server).run(sockets=[socket])
 
 
 def http_server(server: Server) -> uvicorn.Server:

@@ -95,12 +95,12 @@ class Keys:
         return key, text
 
     def all(self) -> list[ApiKey]:
-        self._read()
+        self.refresh()
         return sorted(self._known.values(), key=lambda key: key.created)
 
     def revoke(self, id: str) -> ApiKey:
         """DataError if there is no such key. A revoked one stays listed."""
-        self._read()
+        self.refresh()
         if id not in self._known:
             raise DataError(f"there is no API key {id!r}: `etude keys list` shows them")
         revoked = msgspec.structs.replace(self._known[id], revoked=self._known[id].revoked or self._clock())
@@ -110,7 +110,7 @@ class Keys:
     def caller(self, text: str) -> Caller:
         """Who a key belongs to; RequestError if it is unknown or revoked, or sends too much."""
         if monotonic() - self._read_at > REFRESH_S:
-            self._read()
+            self.refresh()
         id = text.split("_", 2)[1] if text.startswith(f"{PREFIX}_") and text.count("_") >= 2 else ""
         key = self._known.get(id)
         if key is None or not hmac.compare_digest(key.hash, _hash(text)):
@@ -130,15 +130,16 @@ class Keys:
     def is_active(self, id: str) -> bool:
         """Whether a key may still be used; it does not count as a request."""
         if monotonic() - self._read_at > REFRESH_S:
-            self._read()
+            self.refresh()
         key = self._known.get(id)
         return key is not None and key.revoked is None
 
     def _put(self, key: ApiKey) -> None:
         self._store.put(KIND, key.id, msgspec.json.encode(key))
-        self._read()
+        self.refresh()
 
-    def _read(self) -> None:
+    def refresh(self) -> None:
+        """Read the keys again."""
         with self._turn:
             found = self._store.documents(KIND)
             self._known = {id: msgspec.json.decode(body, type=ApiKey) for id, body in found.items()}

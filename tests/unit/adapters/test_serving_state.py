@@ -29,8 +29,8 @@ def test_parts_of_a_task_come_back_in_order_until_it_is_closed(state: SqliteServ
     state.open([OpenRow("a", NOW, b"2")])
     assert (state.parts("a"), state.parts("b"), state.parts("c")) == ([b"1", b"2"], [b"x"], [])
     assert state.count() == 2
-    state.close_task("a")
-    state.close_task("a")
+    state.close_tasks(["a", "c"])
+    state.close_tasks(["a"])
     assert (state.parts("a"), state.count()) == ([], 1)
 
 
@@ -38,8 +38,8 @@ def test_the_oldest_wait_longest(state: SqliteServingState) -> None:
     for minutes, id in ((1, "young"), (90, "old"), (120, "older")):
         state.open([OpenRow(id, NOW - timedelta(minutes=minutes), b"")])
     state.open([OpenRow("old", NOW, b"later")])
-    assert state.waiting(NOW - timedelta(hours=1)) == ["old", "older"]
-    assert state.waiting(NOW - timedelta(hours=1), limit=1) == ["old"]
+    assert state.waiting(NOW - timedelta(hours=1)) == ["older", "old"]
+    assert state.waiting(NOW - timedelta(hours=1), limit=1) == ["older"]
 
 
 def test_the_first_answer_of_a_key_is_kept_for_its_caller(state: SqliteServingState) -> None:

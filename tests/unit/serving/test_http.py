@@ -296,5 +296,5 @@ def test_answers_carry_a_request_id_and_may_not_be_framed(client: httpx.Client) 
 def test_a_request_that_takes_too_long_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path, request_timeout_s=0.2) as served:
         client = served.client()
-        served.server.decisions._ask = lambda *asked: sleep(1)  # type: ignore
+        served.server.state.open = lambda rows: sleep(1)  # type: ignore[method-assign,assignment]
         assert "longer than 0.2 seconds" in problem(client.post("/v1/decisions", json=ASKED), 503)["detail"]

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Generator, Tensor, nn
+from torch import Generator, nn
 
 from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
 from etude.contracts.errors import DataError, ObservationError
 from etude.learning.artefact import Artefact, load_weights
 from etude.learning.compute import one_thread
 from etude.learning.settings import read_own
+from etude.problems.allocation.arrays import FLAT, as_arrays
 from etude.problems.allocation.problem import AllocationProblem, AllocationSettings, make_problem
 from etude.problems.allocation.world import COLUMNS
-from etude.problems.base import Obs
 
 Array = NDArray[Any]
+Arrays = dict[str, Array]
+"""By name, (n, …)."""
 Observation = ArrayLike | Mapping[str, ArrayLike]
 SINGLE_THREAD_BATCH = 256
 """Batch size up to which one thread is faster: waking others costs more than they save, above all on a busy machine."""
@@ -40,6 +43,12 @@ class LoadedPolicy:
         self._shapes = {name: tuple(value.shape[1:]) for name, value in shown.items()}
         self._masks = {name for name, value in shown.items() if value.dtype == torch.bool}
         self._named = problem.config.variant == "matched"
+        self._arrays = None if self._named else as_arrays(self._policy)
+
+    @property
+    def quick(self) -> bool:
+        """Whether it decides in NumPy, within a fraction of a millisecond."""
+        return self._arrays is not None
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -58,21 +67,42 @@ class LoadedPolicy:
         generator = self._generator
         if rng is not None:
             generator = Generator().manual_seed(rng if isinstance(rng, int) else int(rng.integers(2**63)))
-        with torch.inference_mode(), one_thread(only=len(next(iter(obs.values()))) <= SINGLE_THREAD_BATCH):
-            action = self._policy.choose(obs, greedy=deterministic, generator=generator)
-        return self._write(action if is_batch else {name: value[0] for name, value in action.items()})
+        found = self._write(self._chosen(obs, greedy=deterministic, generator=generator))
+        return found if is_batch else _row(found, 0)
 
     def decide(self, request: DecisionRequest) -> Decision:
         """The most probable action for the one observation in `request.context`, as plain lists."""
+        (found,) = self.decide_many([request])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def decide_many(self, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
+        """In one computation; a request whose context is no observation fails alone."""
+        read = [self._of(request.context) for request in requests]
+        good = [one for one in read if not isinstance(one, Exception)]
+        if not good:
+            return [one for one in read if isinstance(one, Exception)]
+        together = {name: np.concatenate([one[name] for one in good]) for name in self._shapes}
+        acted = self._write(self._chosen(together, greedy=True))
+        places = iter(range(len(good)))
+        return [
+            one if isinstance(one, Exception) else self._decision(request, _row(acted, next(places)))
+            for request, one in zip(requests, read, strict=True)
+        ]
+
+    def _of(self, context: Any) -> Arrays | DataError:
+        """One observation, with a batch axis; what is wrong with it."""
         try:
-            obs, is_batch = self._read(request.context)
+            obs, is_batch = self._read(context)
         except ObservationError as error:
-            raise DataError(f"context: {error}") from error
+            return DataError(f"context: {error}")
         if is_batch:
-            raise DataError("context: the observation has a batch axis: expected one observation per request")
-        with torch.inference_mode(), one_thread(only=True):
-            chosen = self._policy.choose(obs, greedy=True)
-        action, version = _plain(self._write({k: v[0] for k, v in chosen.items()})), self.version or "unknown"
+            return DataError("context: the observation has a batch axis: expected one observation per request")
+        return obs
+
+    def _decision(self, request: DecisionRequest, acted: Any) -> Decision:
+        action, version = _plain(acted), self.version or "unknown"
         logged = LoggedDecision(
             problem=self.problem,
             at_ms=request.at_ms,
@@ -83,7 +113,18 @@ class LoadedPolicy:
         )
         return Decision(action=action, propensity=1.0, policy=version, logged=(logged,))
 
-    def _read(self, observation: Observation) -> tuple[Obs, bool]:
+    def _chosen(self, obs: Arrays, *, greedy: bool, generator: Generator | None = None) -> Arrays:
+        """(n, …) to (n, agents) by name: in NumPy where that gives what torch would, and is quicker."""
+        n = len(next(iter(obs.values())))
+        if greedy and self._arrays is not None and n <= SINGLE_THREAD_BATCH:
+            return {**self._arrays.choose(np.concatenate([obs[name].reshape(n, -1) for name in FLAT], 1))}
+        with torch.inference_mode(), one_thread(only=n <= SINGLE_THREAD_BATCH):
+            action = self._policy.choose(
+                {name: torch.from_numpy(array) for name, array in obs.items()}, greedy=greedy, generator=generator
+            )
+        return {name: value.numpy() for name, value in action.items()}
+
+    def _read(self, observation: Observation) -> tuple[Arrays, bool]:
         if isinstance(observation, Mapping):
             return self._read_named(observation)
         width = sum(math.prod(shape) for shape in self._shapes.values())
@@ -92,25 +133,24 @@ class LoadedPolicy:
         vector = _numbers(observation, "the observation")
         if vector.ndim not in (1, 2) or vector.shape[-1] != width:
             raise ObservationError(f"the observation has shape {vector.shape}: expected ({width},) or (batch, {width})")
-        rows = torch.from_numpy(vector).view(-1, width)
-        parts = rows.split([math.prod(shape) for shape in self._shapes.values()], 1)
-        shaped = zip(self._shapes.items(), parts, strict=True)
-        return {name: part.unflatten(1, shape) for (name, shape), part in shaped}, vector.ndim == 2
+        rows, ends = vector.reshape(-1, width), list(accumulate(math.prod(shape) for shape in self._shapes.values()))
+        shaped = zip(self._shapes.items(), np.split(rows, ends[:-1], 1), strict=True)
+        return {name: part.reshape(-1, *shape) for (name, shape), part in shaped}, vector.ndim == 2
 
-    def _read_named(self, observation: Mapping[str, ArrayLike]) -> tuple[Obs, bool]:
+    def _read_named(self, observation: Mapping[str, ArrayLike]) -> tuple[Arrays, bool]:
         if observation.keys() != self._shapes.keys():
             raise ObservationError(
                 f"the observation has {sorted(observation)}: expected named arrays {self._expected()}"
             )
-        obs, leading = {}, set()
+        obs, leading = dict[str, Array](), set()
         for name, shape in self._shapes.items():
             array = _numbers(observation[name], f"observation[{name!r}]")
             if array.shape[-len(shape) :] != shape or array.ndim > len(shape) + 1:
                 expected = f"{shape} or (batch, {str(shape)[1:]}"
                 raise ObservationError(f"observation[{name!r}] has shape {array.shape}: expected {expected}")
             leading.add(array.shape[: -len(shape)])
-            tensor = torch.from_numpy(array).view(-1, *shape)
-            obs[name] = tensor.bool() if name in self._masks else tensor
+            rows = array.reshape(-1, *shape)
+            obs[name] = rows.astype(bool) if name in self._masks else rows
         if len(leading) > 1:
             raise ObservationError(
                 f"the observation's arrays have batch axes {sorted(leading)}: expected the same in all"
@@ -120,13 +160,18 @@ class LoadedPolicy:
     def _expected(self) -> str:
         return ", ".join(f"{name} {shape}" for name, shape in self._shapes.items())
 
-    def _write(self, action: Mapping[str, Tensor]) -> Any:
+    def _write(self, action: Arrays) -> Any:
         """Named arrays, or for `document` one array (…, agents, 3) within [0, 1], which a normal sample may leave."""
         arrays = {
-            name: value.numpy().clip(0, 1) if value.is_floating_point() else value.numpy()
+            name: value.clip(0, 1) if np.issubdtype(value.dtype, np.floating) else value
             for name, value in action.items()
         }
         return arrays if self._named else np.stack([arrays[name] for name in COLUMNS], -1)
+
+
+def _row(acted: Any, i: int) -> Any:
+    """Of one observation."""
+    return {name: value[i] for name, value in acted.items()} if isinstance(acted, dict) else acted[i]
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -88,6 +89,12 @@ class Rules:
         self.capable = torch.tensor(able, dtype=torch.bool, device=device).view(self.types, self.workers)
         self._doers = self.capable.T.float()  # (W, T): a product with it counts the workers able to do each type
         self.max_cost, self.max_time = _edge(limits.max_cost_usd), _edge(limits.max_time_ms)
+
+    @cached_property
+    def usual(self) -> Obs:
+        """An empty draft, whose numbers are those of the catalogue; it is not to be changed."""
+        with torch.inference_mode(False):  # training reads it too
+            return self.begin(1)
 
     def begin(self, n: int) -> Obs:
         """n empty drafts with the catalogue's current prices, latencies, success rates and quotas."""

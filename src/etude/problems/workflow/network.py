@@ -267,7 +267,7 @@ class PlanPolicy(nn.Module):
 
     def _value(self, obs: Obs, state: DraftState) -> Tensor:
         """(n,) from the deciding token and from the assigned workers, so that each choice changes the value at once."""
-        keys, worker = self._worker_keys(obs, state.reading), obs["workers"].clamp(min=0)
+        keys, worker = self._worker_keys(self._live(obs), state.reading), obs["workers"].clamp(min=0)
         types = state.reading.types[obs["types"].clamp(min=0)]
         given = keys.gather(1, worker[..., None].expand(-1, -1, keys.shape[2]))  # (n, N, d)
         planned = (obs["types"] >= 0) & (obs["status"] == Status.PLANNED)
@@ -504,7 +504,7 @@ class PlanPolicy(nn.Module):
         if not self.rules.none_failed(obs):
             worker = at(obs["workers"], obs["failed"]).clamp(min=0)
             here = torch.arange(n, device=worker.device)
-            start = start + self.given(self._worker_keys(obs, reading)[here, worker]) * failed[:, None]
+            start = start + self.given(self._worker_keys(self._live(obs), reading)[here, worker]) * failed[:, None]
         x = torch.cat([start[:, None], tokens], 1) + self.places[: N + 1]
         causal = torch.ones((N + 1, N + 1), dtype=torch.bool, device=x.device).tril()
         seen = torch.cat([reading.mask[:, None].expand(-1, N + 1, -1), causal.expand(n, -1, -1)], 2)  # (n, N+1, L+N+1)
@@ -522,16 +522,16 @@ class PlanPolicy(nn.Module):
         pointers = [self.type_key(types) / math.sqrt(self.config.width), self.type_class[row] * known]
         return types, torch.cat(pointers, 1), self.type_bias[row] * known[:, 0], known[:, 0]
 
-    def _worker_keys(self, obs: Obs, reading: Reading) -> Tensor:
-        """(n, W, d)."""
-        keys: Tensor = self.worker_norm(reading.workers + self.live(self._live(obs)))
+    def _worker_keys(self, live: Tensor, reading: Reading) -> Tensor:
+        """(n, W, d) from what `_live` gives."""
+        keys: Tensor = self.worker_norm(reading.workers + self.live(live))
         return keys
 
     def _live(self, obs: Obs) -> Tensor:
         """(n, W, LIVE): the workers' numbers now; latency and success as in the catalogue if it has only seen those."""
         if self.sees_live:
             return live_numbers(obs)
-        usual = self.rules.begin(1)
+        usual = self.rules.usual
         return live_numbers(obs | {name: usual[name].expand_as(obs[name]) for name in ("latency", "success")})
 
     def _known(self, rows: Tensor) -> Tensor:
@@ -590,11 +590,11 @@ class PlanPolicy(nn.Module):
 
     def _worker_scores(self, obs: Obs, h: Tensor, task_type: Tensor, reading: Reading) -> Tensor:
         """(n, t, W)."""
-        context = torch.cat([h, reading.types[task_type]], 2)
-        keys = self.worker_key(self._worker_keys(obs, reading))
+        context, live = torch.cat([h, reading.types[task_type]], 2), self._live(obs)
+        keys = self.worker_key(self._worker_keys(live, reading))
         scores: Tensor = self.worker_query(context) @ keys.mT / math.sqrt(keys.shape[2])
-        live: Tensor = self.worker_live(context) @ self._live(obs).mT
-        return scores + live
+        by_numbers: Tensor = self.worker_live(context) @ live.mT
+        return scores + by_numbers
 
 
 def make_plan_policy(config: PlannerConfig, known: KnownNames, reader: TextReader, limits: Limits) -> PlanPolicy:

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import etude
-from etude.contracts.decision import DecisionRequest
+from etude.contracts.decision import Decision, DecisionRequest
 from etude.contracts.errors import CheckpointError, DataError, ObservationError, RunError
 from etude.contracts.ports import Decider
 from etude.learning.checkpoint import checkpoints
+from etude.problems.allocation import arrays
 from etude.problems.allocation.loaded import LoadedPolicy
 from etude.problems.allocation.network import NetworkConfig
 from etude.problems.allocation.problem import AllocationProblem
@@ -336,3 +337,46 @@ def test_what_cannot_be_loaded_is_refused(run: Path, tmp_path: Path) -> None:
             etude.load(run / "checkpoints" / "step-none")
     finally:
         (run / "checkpoints" / "step-none").rmdir()
+
+
+NETWORKS = [
+    {},
+    {"activation": "relu", "distribution": "beta", "norm": "layer", "dropout": 0.2},
+    {"distribution": "gaussian", "norm": "batch", "normalise": False, "hidden": (16, 8, 8)},
+    {"shared": True},
+]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_numpy_decides_as_torch_would(network: dict[str, Any]) -> None:
+    problem = AllocationProblem(network=NetworkConfig(**network))
+    policy, obs = load(problem), observe(problem, 32)
+    assert policy.quick
+    found = policy.act(flat(obs))
+    wanted = np.stack([expected(policy, obs)[name] for name in COLUMNS], -1).clip(0, 1)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_where_numpy_would_decide_otherwise_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays.np, "tanh", lambda x: x)
+    policy = load(DOCUMENT)
+    assert not policy.quick
+    obs = observe(DOCUMENT)
+    np.testing.assert_array_equal(policy.act(flat(obs))[..., 0], expected(policy, obs)["accept"])
+
+
+def test_other_networks_are_left_to_torch() -> None:
+    assert not load(MATCHED).quick
+    assert not load(AllocationProblem(network=NetworkConfig(precision="bfloat16"))).quick
+
+
+@pytest.mark.parametrize("problem", [DOCUMENT, MATCHED], ids=["document", "matched"])
+def test_requests_that_arrive_together_are_decided_together(problem: AllocationProblem) -> None:
+    policy, obs = load(problem), observe(problem, 3)
+    rows: list[Any] = [{name: value[i].tolist() for name, value in obs.items()} for i in range(3)]
+    requests = [DecisionRequest(context=context) for context in (rows[0], "no observation", rows[1], obs, rows[2])]
+    found = policy.decide_many(requests)
+    assert [isinstance(one, DataError) for one in found] == [False, True, False, True, False]
+    for row, answer in zip(rows, (found[0], found[2], found[4]), strict=True):
+        assert isinstance(answer, Decision)
+        assert answer == policy.decide(DecisionRequest(context=row))
