@@ -293,7 +293,7 @@ def test_tenants_rate_what_is_their_own(server: Served, monkeypatch: pytest.Monk
     with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key_of(server, Role.INGEST)}"}) as c:
         assert c.post("/v1/feedback", json={"id": task.id, "thumbs": "down"}).status_code == 403
     assert server.server.state.parts("t-mine")
-    server.server.state.close_task("t-mine")
+    server.server.state.close_tasks(["t-mine"])
 
 
 def test_a_task_that_never_ends_is_stored_later_than_one_without_its_outcome(there: Served) -> None:
@@ -312,7 +312,7 @@ def test_a_task_that_never_ends_is_stored_later_than_one_without_its_outcome(the
     assert task.id not in waiting
     first = json.loads(there.server.state.parts(task.id)[0])
     assert (first["model"], first["task"]) == ("m-1", "a long one")
-    there.server.state.close_task(task.id)
+    there.server.state.close_tasks([task.id])
 
 
 # A server that is away, slow, or something else.

@@ -103,7 +103,7 @@ class DecisionGiven(Struct, kw_only=True, frozen=True, omit_defaults=True):
     expected: dict[str, Expected] | None = None
     proposal: Any = None
     """Of a plan: its probability, doubts and alternatives, where they are known."""
-    cost_usd: Amount = 0.0
+    cost_usd: Amount | None = None
     """Cost of deciding in USD, where a paid service was asked."""
     logged: tuple[LoggedDecision, ...] | None = None
     """What is logged of the decision, if `log` asks for it."""
@@ -214,7 +214,7 @@ class Decisions:
             fallback=why,
             expected=decision.expected if asked.explain else None,
             proposal=decision.proposal if asked.explain else None,
-            cost_usd=decision.cost_usd,
+            cost_usd=decision.cost_usd or None,
             logged=decision.logged if asked.log else None,
         )
 

@@ -46,6 +46,7 @@ class Direct:
         try:
             # Before the body is read: whoever has no key sends nothing.
             caller = caller_by(self._server.keys, headers.get(b"authorization", b"").decode("latin-1"), Role.DECIDE)
+            scope["state"]["caller"] = caller
             read: list[Message] = []
             body = await _body(receive, self._max_bytes, read)
             try:
@@ -53,7 +54,6 @@ class Direct:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 asked = None
             if asked is None:  # the framework says what is wrong with it
-                scope["state"]["caller"] = caller
                 await self._app(scope, _again(read, receive), send)
                 return
             given = await self._server.decisions.decide(asked, caller)

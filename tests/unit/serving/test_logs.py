@@ -88,7 +88,7 @@ def test_an_error_has_the_id_of_its_request(tmp_path: Path, monkeypatch: pytest.
         def broken(*_: Any) -> Any:
             raise RuntimeError(f"cannot read {PLANTED['email']}")
 
-        served.server.decisions._ask = broken  # type: ignore[method-assign]
+        served.server.decisions._decide = broken  # type: ignore[method-assign]
         answer = served.client().post("/v1/decisions", json=ASKED)
         assert answer.status_code == 500
     error, request = (line for line in lines(stderr) if line["level"] == "error")
@@ -131,7 +131,7 @@ def test_no_secret_is_ever_logged(
 
             for failing in (broken, unknown):
                 with monkeypatch.context() as patched:
-                    patched.setattr(served.server.decisions, "_ask", failing)
+                    patched.setattr(served.server.decisions, "_decide", failing)
                     assert client.post("/v1/decisions", json=body, headers=headers).status_code in (500, 503)
                     patched.setattr(served.server.store, "detail", failing)
                     client.get("/v1/trajectories/x")

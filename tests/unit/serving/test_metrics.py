@@ -70,7 +70,7 @@ def test_traffic_is_counted(served: Served, client: httpx.Client) -> None:
     for number, one in enumerate(made):
         report = {"id": one["id"], "success": number > 0, "cost_usd": 0.01, "thumbs": "up"}
         assert client.post("/v1/feedback", json=report).status_code == 202
-    client.post("/v1/feedback", json={"id": "wrong"})
+    client.post("/v1/feedback", json={"id": "wrong", "success": True})
     client.post("/v1/trajectories", content=b"no json", headers={"content-type": "application/json"})
     served.server.ingest()
     found = scraped(served, client)

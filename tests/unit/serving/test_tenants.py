@@ -148,7 +148,13 @@ def test_no_answer_holds_anything_of_another_tenant(
         headers=headers,
     )
     said = answer.text + json.dumps(dict(answer.headers))
-    own: list[Any] = [id, query["where"], json.dumps(body), f"{MARK}-1"]  # what the request says may be repeated
+    own: list[Any] = [
+        id,
+        query["where"],
+        json.dumps(body),
+        f"{MARK}-1",
+        *headers.values(),
+    ]  # what the request says may be repeated
     for text in own:
         said = said.replace(str(text), "") if MARK in str(text) else said
     assert MARK not in said, (method, path, answer.text)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from litestar import Response, get
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
 
-from etude.serving.access import needs
+from etude.serving.access import Guard
 from etude.serving.errors import refusals
 from etude.serving.keys import Role
 from etude.serving.metrics import MEDIA_TYPE, Sample, render
@@ -21,19 +23,35 @@ READS_TIMEOUT_S = 5.0
 """Seconds that reading the stores may take; then the metrics of the process are given alone."""
 
 
-def _scrapes(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard: the role `release`, unless the settings say that none is needed."""
-    server: Server = connection.app.state.server
-    if not server.config.metrics_without_key:
-        needs(Role.RELEASE)(connection, handler)
+EXAMPLE = "# TYPE agent_rl_trajectories_collected_total counter\nagent_rl_trajectories_collected_total 118000\n"
+
+
+@dataclass
+class Scrape(Operation):
+    """A route whose answer is text."""
+
+    def __post_init__(self) -> None:
+        answer = (self.responses or {})["200"]
+        assert isinstance(answer, OpenAPIResponse)
+        answer.content = {"text/plain": OpenAPIMediaType(Schema(type=OpenAPIType.STRING), example=EXAMPLE)}
+
+
+class Scrapes(Guard):
+    """The role `release`, unless the settings say that none is needed."""
+
+    def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        server: Server = connection.app.state.server
+        if not server.config.metrics_without_key:
+            super().__call__(connection, handler)
 
 
 @get(
     "/metrics",
     summary="Metrics in the text format of Prometheus",
     tags=["health"],
+    operation_class=Scrape,
     media_type="text/plain",
-    guards=[_scrapes],
+    guards=[Scrapes(Role.RELEASE)],
     responses=refusals(401, 403, 429, 503),
 )
 async def metrics(state: State) -> Response[str]:
