@@ -24,6 +24,12 @@ from etude.serving.config import ServingConfig
 from etude.serving.decisions import Decisions
 from etude.serving.ids import SignedIds
 from etude.serving.keys import Keys
+from etude.serving.routing.checks import Checks, load_verifiers
+from etude.serving.routing.config import RoutingConfig
+from etude.serving.routing.conversations import Conversations
+from etude.serving.routing.models import Models
+from etude.serving.routing.proxy import Proxy
+from etude.serving.routing.upstreams import make_upstreams
 from etude.serving.server import Server
 from etude.serving.telemetry import Telemetry
 from etude.settings.sources import Tree
@@ -39,6 +45,7 @@ class ServingSettings(BaseModel):
 
     experience: ExperienceConfig = ExperienceConfig()
     serving: ServingConfig = ServingConfig()
+    routing: RoutingConfig = RoutingConfig()
 
 
 def settings_here(file: Path | None = None) -> ServingSettings:
@@ -58,6 +65,14 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
     with experience(file, catch_up=False) as opened:
         collector, state = make_collector(settings.experience), SqliteServingState(folder / STATE)
         ids = SignedIds(folder / KEYS)
+        decisions = Decisions(
+            config=settings.serving,
+            collector=collector,
+            state=state,
+            ids=ids,
+            fallback=cache(lambda problem: _fallback(problem, settings.experience)),
+            clock=now,
+        )
         try:
             yield Server(
                 config=settings.serving,
@@ -66,14 +81,8 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 collector=collector,
                 store=opened.store,
                 state=state,
-                decisions=Decisions(
-                    config=settings.serving,
-                    collector=collector,
-                    state=state,
-                    ids=ids,
-                    fallback=cache(lambda problem: _fallback(problem, settings.experience)),
-                    clock=now,
-                ),
+                decisions=decisions,
+                proxy=_proxy(settings.routing, decisions),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
                     redact=make_cleaner(settings.experience).unknown,
@@ -87,6 +96,23 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
             )
         finally:
             state.close()
+
+
+def _proxy(config: RoutingConfig, decisions: Decisions) -> Proxy:
+    upstreams = make_upstreams(config, os.environ)
+    return Proxy(
+        config=config,
+        upstreams=upstreams,
+        models=Models(config=config, upstreams=upstreams),
+        decisions=decisions,
+        conversations=Conversations(
+            state=decisions.state, hours=config.affinity_hours, limit=config.max_conversations, clock=now
+        ),
+        checks=Checks(
+            config=config, upstreams=upstreams, add=decisions.add, verifiers=load_verifiers(config.verifiers)
+        ),
+        clock=now,
+    )
 
 
 def _keys(opened: Experience, config: ServingConfig) -> Keys:

@@ -19,12 +19,12 @@ from etude.contracts.errors import EtudeError
 from etude.serving.access import provide_caller
 from etude.serving.envelope import Envelope
 from etude.serving.errors import on_error
-from etude.serving.routes import decisions, experience, health, telemetry
+from etude.serving.routes import decisions, experience, health, openai, telemetry
 from etude.serving.server import Server
 
 log = logging.getLogger("etude")
 
-ROUTES: Sequence[Any] = [*health.ROUTES, *decisions.ROUTES, *experience.ROUTES, *telemetry.ROUTES]
+ROUTES: Sequence[Any] = [*health.ROUTES, *decisions.ROUTES, *experience.ROUTES, *telemetry.ROUTES, *openai.ROUTES]
 TICK_S = 1.0
 """Seconds between two looks at what was published, and at tasks whose time is over."""
 
@@ -42,6 +42,7 @@ def make_app(server: Server) -> ASGIApp:
             yield
         finally:
             work.cancel()
+            await server.proxy.close()
             await asyncio.to_thread(server.telemetry.take, everything=True)
 
     app = Litestar(
@@ -62,7 +63,9 @@ def make_app(server: Server) -> ASGIApp:
         logging_config=None,
     )
     app.state.server = server
-    return Envelope(app, timeout_s=server.config.request_timeout_s, answered=server.answered)
+    return Envelope(
+        app, timeout_s=server.config.request_timeout_s, answered=server.answered, untimed=frozenset(openai.CALLS)
+    )
 
 
 async def _work(server: Server) -> None:

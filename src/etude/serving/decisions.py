@@ -14,20 +14,20 @@ from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from etude.contracts.decision import Amount, Decision, DecisionRequest, Expected, LoggedDecision, Name, Preferences
+from etude.contracts.decision import Amount, Decision, DecisionRequest, Expected, Name, Preferences
 from etude.contracts.errors import DataError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
 from etude.contracts.serving import OpenRow, ServingState
-from etude.contracts.trajectory import Feedback, Id, Outcome, Share, Stars, Trajectory
+from etude.contracts.trajectory import Feedback, Id, Share, Stars, Trajectory
 from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, choice_request, new_id
 from etude.serving.config import ServingConfig
 from etude.serving.ids import SignedIds
 from etude.serving.keys import Caller
+from etude.serving.parts import put_together
 
 MAX_BATCH = 100
 SWEEP = 100
@@ -234,6 +234,20 @@ class Decisions:
         )
         return self.collector.clean(made)
 
+    async def choose(self, asked: DecisionAsked, trajectory: str | None) -> tuple[Decision, NoAnswer | None]:
+        """A decision, and why the policy did not make it; nothing is written."""
+        return await asyncio.to_thread(self._ask, asked, trajectory)
+
+    async def open(self, task: Trajectory) -> None:
+        """Write a task that waits for its outcome; StoreError if that is not possible."""
+        body = await asyncio.to_thread(self.collector.clean, task)
+        await self._journal.append(OpenRow(task.id, task.time, body))
+
+    async def add(self, part: Trajectory) -> bool:
+        """Add what became known of a task; False if it is not open anymore."""
+        body = await asyncio.to_thread(self.collector.clean, part)
+        return await asyncio.to_thread(self.state.add, OpenRow(part.id, part.time, body))
+
     async def report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
         trajectory = self.ids.verify(given.id, caller.tenant)
@@ -278,16 +292,9 @@ class Decisions:
 
     def _store(self, parts: list[bytes], outcome: dict[str, Any], now: datetime) -> None:
         """Publish a task as a trajectory, and close it."""
-        first, *others = (msgspec.json.decode(part, type=Trajectory) for part in parts)
-        later: tuple[LoggedDecision, ...] = tuple(d for part in others for d in part.decisions)
-        if "latency_ms" not in outcome and outcome:
-            outcome = outcome | {"latency_ms": (now - first.time) / timedelta(milliseconds=1)}
-        ended: Literal["failed", "done"] = "failed" if outcome.get("success") is False else "done"
-        whole = msgspec.structs.replace(
-            first, decisions=first.decisions + later, outcome=Outcome(ended=ended, **outcome)
-        )
+        whole = put_together(parts, outcome, now)
         self._publish(whole)
-        self.state.close_task(first.id)
+        self.state.close_task(whole.id)
 
     def _publish(self, event: Trajectory | Feedback) -> None:
         if not self.collector.publish(event):

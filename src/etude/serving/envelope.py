@@ -28,9 +28,9 @@ HEADERS = {
 class Envelope:
     """A middleware. What is longer than `timeout_s` before its first byte is answered with 503."""
 
-    def __init__(self, app: ASGIApp, timeout_s: float, answered: Counter[int]) -> None:
-        """`answered` counts requests by their status."""
-        self._app, self._timeout_s, self._answered = app, timeout_s, answered
+    def __init__(self, app: ASGIApp, timeout_s: float, answered: Counter[int], untimed: frozenset[str]) -> None:
+        """`answered` counts requests by their status; `untimed` are paths that have limits of their own."""
+        self._app, self._timeout_s, self._answered, self._untimed = app, timeout_s, answered, untimed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -52,6 +52,9 @@ class Envelope:
                     headers[name] = HEADERS[name]
             await send(message)
 
+        if scope["path"] in self._untimed:
+            await self._app(scope, receive, answer)
+            return
         work = asyncio.ensure_future(self._app(scope, receive, answer))
         first = asyncio.ensure_future(begun.wait())
         await asyncio.wait({work, first}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -13,6 +13,7 @@ from etude.experience.task import Collector
 from etude.serving.config import ServingConfig
 from etude.serving.decisions import Decisions
 from etude.serving.keys import Keys
+from etude.serving.routing.proxy import Proxy
 from etude.serving.telemetry import Telemetry
 
 
@@ -26,6 +27,7 @@ class Server:
     state: ServingState
     decisions: Decisions
     telemetry: Telemetry
+    proxy: Proxy
     reward_version: int
     ingest: Callable[[], int]
     """Store what was published; the number of events."""
