@@ -35,10 +35,17 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, *, experience: Mapping[str, Any] | None = None, **serving: Any) -> Iterator[Served]:
+def serving(
+    folder: Path,
+    *,
+    experience: Mapping[str, Any] | None = None,
+    routing: Mapping[str, Any] | None = None,
+    **serving: Any,
+) -> Iterator[Served]:
     """With settings of its own, below this folder."""
     config, where = folder / "etude.yaml", {"folder": str(folder / ".etude")}
-    config.write_text(yaml.safe_dump({"experience": where | dict(experience or {}), "serving": serving}))
+    sections = {"experience": where | dict(experience or {}), "serving": serving, "routing": dict(routing or {})}
+    config.write_text(yaml.safe_dump(sections))
     with open_server(config) as server:
         socket = listen("127.0.0.1", 0)
         running = http_server(server)

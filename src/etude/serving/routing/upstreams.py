@@ -131,12 +131,12 @@ class Upstream:
                 if response.status != 200:
                     raise await self._refused(response)
             yield response
-        except NotAllowedError as error:
-            raise FailedError(f"the upstream {self.name!r} cannot be asked: {error}", status=502) from error
         except TimeoutError as error:
             raise FailedError(f"the upstream {self.name!r} did not answer in time", status=504) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise FailedError(f"the upstream {self.name!r} cannot be reached or broke off", status=502) from error
+            cause = getattr(error, "os_error", None)  # of a connection that could not be made
+            why = str(cause) if isinstance(cause, NotAllowedError) else "it cannot be reached or broke off"
+            raise FailedError(f"the upstream {self.name!r} failed: {why}", status=502) from error
         finally:
             if response is not None:
                 response.release()  # closes the connection unless its answer was read to the end
