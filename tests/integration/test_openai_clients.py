@@ -139,7 +139,8 @@ def test_openai_python(served: Served, fronts: Fronts, key: str) -> None:
             model="etude/auto", input="Name a colour.", max_output_tokens=6, stream=True
         ) as response:
             first, *_, last = list(response)
-        assert (first.type, last.type) == ("response.created", "response.incomplete")  # six tokens are not enough
+        assert first.type == "response.created"
+        assert last.type in ("response.completed", "response.incomplete")  # whether six tokens are enough
         assert last.response.output_text
         assert last.response.usage.output_tokens <= 6
         assert client.responses.create(model="small", input="Name a colour.", max_output_tokens=3).output_text
