@@ -6,7 +6,9 @@ Nothing is special here: `etude serve` with its loop, four models in `etude.yaml
 reports under the id of each answer whether it was right. An upstream is right by a rule: a probability per kind of
 query (SKILL). The queries are those of the public routing data, whose kinds the client does not send. The policy is
 trained by the loop after THRESHOLD calls that were sampled evenly, and serves when a person approves it: the script
-runs `etude models approve` as soon as there is a version, and notes which call that was before.
+runs `etude models approve` as soon as there is a version. Meanwhile HELD more calls are made, on which the gates judge
+it (of 600 calls, the test split is too small for them: they cannot tell, and try again). Then the client waits:
+in life there are minutes between calls, not milliseconds.
 
 The four baselines see the same queries and rules: always the best upstream, always the cheapest, any at random, and
 epsilon-greedy on the mean utility of each upstream.
@@ -64,6 +66,7 @@ SHARES = (0.3, 0.3, 0.3, 0.1)
 CALLS, LAST = 2000, 500
 THRESHOLD, WEIGHT, EPSILON = 600, 0.9, 0.1
 TOGETHER = 4
+HELD, TRAINING_S = 350, 300.0
 SETTINGS: dict[str, Any] = {
     "experience": {"explore": 0.05},
     "choice": {"score": "success", "quality_weight": WEIGHT, "explore": "thompson"},
@@ -71,6 +74,7 @@ SETTINGS: dict[str, Any] = {
         "threshold": THRESHOLD,
         "min_hours_between": 0.0,
         "schedule": None,
+        "regate_hours": 0.005,
         "poll_s": 1.0,
         "slots": ["choice:model"],
     },
@@ -195,12 +199,27 @@ async def _drive(
 
         began, work = time.monotonic(), []
         for i in range(len(queries)):
+            if i == THRESHOLD + HELD:
+                await asyncio.wait({approving}, timeout=TRAINING_S)
+                await _until_served(client, approving)
             work.append(asyncio.create_task(call(i)))
             await asyncio.sleep(max(0.0, began + (i + 1) / per_s - time.monotonic()))
         await asyncio.gather(*work)
-    approving.cancel()
     served_at = next((i for i, policy in enumerate(policies) if policy != "uniform"), len(queries))
     return chosen, served_at
+
+
+async def _until_served(client: httpx.AsyncClient, approving: asyncio.Task[None]) -> None:
+    """Until the approved policy decides, which costs no call of a model."""
+    if not approving.done():
+        approving.cancel()
+        return
+    asked = {"problem": "choice:model", "context": "", "options": list(SKILL), "record": False}
+    deadline = time.monotonic() + TRAINING_S
+    while time.monotonic() < deadline:
+        if (await client.post("/v1/decisions", json=asked)).json()["policy"] != "uniform":
+            return
+        await asyncio.sleep(0.5)
 
 
 async def _approve(folder: Path) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from tests.chat_server import Act, response
 
 CUT_BYTES = 700
-"""What comes of an answer before a connection dies: its head, and the first events."""
+"""Size of an answer when its connection dies: its head, and the first events."""
 CANNED = {
     Act.BUSY: response(429, b'{"error": {"message": "slow down"}}', "Retry-After: 0", "Connection: close"),
     Act.ERROR: response(500, b'{"error": {"message": "out of order"}}', "Connection: close"),

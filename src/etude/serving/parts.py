@@ -23,7 +23,7 @@ def put_together(bodies: Sequence[bytes], reported: Mapping[str, Any], now: date
         known = _with(known, part.outcome)
     if "latency_ms" not in {*known, *reported} and reported:
         known["latency_ms"] = (now - first.time) / timedelta(milliseconds=1)
-    if "success" in reported:  # by whoever has the task: nobody knows better
+    if "success" in reported:  # by the one who has the task, whose word counts most
         known.pop("success_by", None)
     quality = {**known.pop("quality", {}), **reported.get("quality", {})}
     known |= reported

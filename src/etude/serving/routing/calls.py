@@ -1,4 +1,4 @@
-"""One call of a language model: what was decided, which models were asked, and what came of it, as a trajectory."""
+"""One call of a language model: what was decided, which models were asked, and its outcome, as a trajectory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Call:
         error: str | None = None,
         answer_id: str | None = None,
     ) -> Trajectory:
-        """Nobody has judged an answer, so success is unknown; a call without one has failed."""
+        """An answer is not judged yet, so success is unknown; a call without an answer has failed."""
         costs = [turn.cost_usd for turn in self.turns]
         known = [cost for cost in costs if cost is not None]
         asked = self.asked

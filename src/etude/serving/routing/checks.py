@@ -47,7 +47,7 @@ useless) to 1 (right and complete)."""
 Verify = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 """Given the request and the answer: True, False, a score from 0 to 1, or None if it cannot tell."""
 
-Found = tuple[Outcome, dict[str, Any]]
+Finding = tuple[Outcome, dict[str, Any]]
 """What is known of a task now, and more about how."""
 
 
@@ -89,7 +89,7 @@ class Checks:
             except EtudeError as error:
                 log.error("what was found about %s is not stored: %s", task.id, error)
 
-    async def _verified(self, asked: Asked, answer: Answer) -> Found | None:
+    async def _verified(self, asked: Asked, answer: Answer) -> Finding | None:
         given = {"content": answer.content(), "tool_calls": answer.calls(), "finish_reason": answer.finish}
         scores: dict[str, float] = {}
         verdicts: list[bool] = []
@@ -127,7 +127,7 @@ class Checks:
             return None
         return float(said)
 
-    async def _judged(self, asked: Asked, answer: Answer) -> Found | None:
+    async def _judged(self, asked: Asked, answer: Answer) -> Finding | None:
         judge, name = self.config.judge, self.config.judge.model
         assert name is not None
         prompt = PROMPT.format(request=_shown(asked), answer=_cut(_said(answer)))

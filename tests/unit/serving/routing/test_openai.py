@@ -148,7 +148,7 @@ def test_a_stream_comes_as_it_is_and_usage_only_if_it_was_asked_for(room: Room) 
     assert 0 <= turn["action"]["first_ms"] <= turn["latency_ms"]
 
 
-def test_nobody_claims_an_outcome_that_nobody_judged(room: Room) -> None:
+def test_an_outcome_that_was_not_judged_is_not_claimed(room: Room) -> None:
     answer = room.post(ASKED)
     room.client.post("/v1/feedback", json={"id": answer.headers["x-etude-decision"], "success": None})
     assert room.recorded(answer)["outcome"].get("success") is None
@@ -214,7 +214,7 @@ def test_an_upstream_that_failed_is_left_alone_for_a_while(room: Room) -> None:
     answer = room.post(ASKED)
     assert error(answer, 429)["type"] == "rate_limit_error"
     assert answer.headers["retry-after"] == "30"
-    later = room.post(ASKED)  # nobody is asked
+    later = room.post(ASKED)  # no model is asked
     assert "asked again in" in error(later, 503)["message"]
     assert 0 < int(later.headers["retry-after"]) <= 30
 
