@@ -86,6 +86,7 @@ async def _load(url: str, key: str, model: str, *, rate: float, number: int, see
     client = _Client(parts.hostname or "", parts.port or 80)
     waiting: list[asyncio.Task[tuple[float, float]]] = []
     loop = asyncio.get_running_loop()
+    begin = loop.time()
     for i in range(number + WARM_UP):
         if i == WARM_UP:
             begin = loop.time()
