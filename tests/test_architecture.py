@@ -66,6 +66,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "jinja2": ("reports/",),
     "cryptography": ("release/signing.py",),
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
+    "aiohttp": ("serving/routing/",),
     "opentelemetry": ("serving/",),
     **dict.fromkeys(("chdb", "clickhouse_connect", "duckdb", "psycopg", "sqlalchemy"), ("adapters/",)),
     "sqlite3": ("adapters/", "text/cache.py"),

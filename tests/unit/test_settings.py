@@ -69,6 +69,8 @@ def test_every_setting_has_an_origin_and_a_line_of_documentation() -> None:
         "release.canary.evidence.guardrails",
         "release.gates.forbidden",
         "release.gates.latency_p99_ms_by_problem",
+        "routing.models",
+        "routing.upstreams",
     )
     found = {key for key, _ in leaves(defaults().model_dump(mode="json")) if not key.startswith(maps)}
     assert keys == found | set(maps)

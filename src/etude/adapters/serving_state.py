@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,11 @@ CREATE TABLE answer (caller TEXT NOT NULL, key TEXT NOT NULL, request BLOB NOT N
 CREATE TABLE rating (source TEXT NOT NULL, day TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (source, day))
     WITHOUT ROWID;
 """
-MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=SCHEMA),)
+CONVERSATIONS = """
+CREATE TABLE conversation (key TEXT PRIMARY KEY, model TEXT NOT NULL, time REAL NOT NULL) WITHOUT ROWID;
+CREATE INDEX conversation_by_time ON conversation (time);
+"""
+MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=SCHEMA), partial(run_script, script=CONVERSATIONS))
 MAX_LOG_PAGES = 1 << 14
 """Pages of the write-ahead log at which a call that writes copies it into the file; mostly `tidy` was there before."""
 PRAGMAS = (
@@ -63,6 +67,12 @@ class SqliteServingState:
         if rows:
             self._write(insert)
 
+    def add(self, row: OpenRow) -> bool:
+        query = """INSERT INTO open_row (trajectory, time, body) SELECT ?1, ?2, ?3
+            WHERE EXISTS (SELECT 1 FROM open_row WHERE trajectory = ?1)"""
+        values = (row.trajectory, row.time.timestamp(), row.body)
+        return bool(self._write(lambda db: db.execute(query, values).rowcount))
+
     def parts(self, trajectory: str, *, limit: int = -1) -> list[bytes]:
         query = "SELECT body FROM open_row WHERE trajectory = ? ORDER BY number LIMIT ?"
         return [body for (body,) in self._do(lambda db: db.execute(query, (trajectory, limit)).fetchall())]
@@ -95,6 +105,7 @@ class SqliteServingState:
     def expire(self, before: datetime) -> None:
         def remove(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM answer WHERE time < ?", (before.timestamp(),))
+            db.execute("DELETE FROM conversation WHERE time < ?", (before.timestamp(),))
             db.execute("DELETE FROM rating WHERE day < ?", (f"{before:%Y-%m-%d}",))
 
         self._write(remove)
@@ -102,6 +113,23 @@ class SqliteServingState:
     def rate(self, source: str, day: str) -> int:
         query = """INSERT INTO rating VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1 RETURNING count"""
         return int(self._write(lambda db: db.execute(query, (source, day)).fetchone()[0]))
+
+    def keep_models(self, models: Mapping[str, str], time: datetime, *, limit: int) -> None:
+        values = [(key, model, time.timestamp()) for key, model in models.items()]
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT OR REPLACE INTO conversation VALUES (?, ?, ?)", values)
+            over = int(db.execute("SELECT count(*) FROM conversation").fetchone()[0]) - limit
+            if over > 0:
+                oldest = "SELECT key FROM conversation ORDER BY time LIMIT ?"
+                db.execute(f"DELETE FROM conversation WHERE key IN ({oldest})", (over,))
+
+        self._write(keep)
+
+    def kept_model(self, conversation: str, since: datetime) -> str | None:
+        query = "SELECT model FROM conversation WHERE key = ? AND time >= ?"
+        found = self._do(lambda db: db.execute(query, (conversation, since.timestamp())).fetchone())
+        return None if found is None else str(found[0])
 
     def ping(self) -> None:
         self._do(lambda db: db.execute("SELECT 1 FROM open_row LIMIT 1").fetchone())

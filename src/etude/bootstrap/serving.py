@@ -33,6 +33,12 @@ from etude.serving.installation import Installation
 from etude.serving.keys import Keys
 from etude.serving.logs import logging_as
 from etude.serving.metrics import ProcessMetrics
+from etude.serving.routing.checks import Checks, load_verifiers
+from etude.serving.routing.config import RoutingConfig
+from etude.serving.routing.conversations import Conversations
+from etude.serving.routing.models import Models
+from etude.serving.routing.proxy import Proxy
+from etude.serving.routing.upstreams import make_upstreams
 from etude.serving.server import Server
 from etude.serving.telemetry import Telemetry
 from etude.serving.tracing import tracing_to
@@ -49,6 +55,7 @@ class ServingSettings(BaseModel):
 
     experience: ExperienceConfig = ExperienceConfig()
     serving: ServingConfig = ServingConfig()
+    routing: RoutingConfig = RoutingConfig()
 
 
 def settings_here(file: Path | None = None) -> ServingSettings:
@@ -74,6 +81,17 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
         ids, cleaner = SignedIds(folder / KEYS), make_cleaner(settings.experience)
         metrics = ProcessMetrics(version=etude.__version__)
         named = [problem_of(name) for name in settings.experience.policies]
+        decisions = Decisions(
+            config=settings.serving,
+            collector=collector,
+            state=state,
+            ids=ids,
+            clean=cleaner.clean_all,
+            fallback=cache(lambda problem: _fallback(problem, settings.experience)),
+            clock=now,
+            stored_of=lambda trajectory, tenant: _stored_of(opened, trajectory, tenant),
+            decided=metrics.decided,
+        )
         with closing(state), _installation(opened, collector, state, file) as own:
             yield Server(
                 config=settings.serving,
@@ -82,17 +100,8 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 collector=collector,
                 store=opened.store,
                 state=state,
-                decisions=Decisions(
-                    config=settings.serving,
-                    collector=collector,
-                    state=state,
-                    ids=ids,
-                    clean=cleaner.clean_all,
-                    fallback=cache(lambda problem: _fallback(problem, settings.experience)),
-                    clock=now,
-                    stored_of=lambda trajectory, tenant: _stored_of(opened, trajectory, tenant),
-                    decided=metrics.decided,
-                ),
+                decisions=decisions,
+                proxy=_proxy(settings.routing, decisions),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
                     redact=cleaner.unknown,
@@ -144,6 +153,23 @@ def _installation(
         )
         with closing(made):
             yield made
+
+
+def _proxy(config: RoutingConfig, decisions: Decisions) -> Proxy:
+    upstreams = make_upstreams(config, os.environ)
+    return Proxy(
+        config=config,
+        upstreams=upstreams,
+        models=Models(config=config, upstreams=upstreams),
+        decisions=decisions,
+        conversations=Conversations(
+            state=decisions.state, hours=config.affinity_hours, limit=config.max_conversations, clock=now
+        ),
+        checks=Checks(
+            config=config, upstreams=upstreams, add=decisions.add, verifiers=load_verifiers(config.verifiers)
+        ),
+        clock=now,
+    )
 
 
 def _keys(opened: Experience, config: ServingConfig) -> Keys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,8 @@ class OpenRow(NamedTuple):
 
 
 class ServingState(Protocol):
-    """Tasks that wait for their outcome, answers that may be asked for again, and ratings counted by source.
+    """Tasks that wait for their outcome, answers that may be asked for again, ratings counted by source, and the models
+    on which conversations stay.
 
     Any number of processes share it. Once a call has returned, its effect survives a power cut. StoreError if it
     cannot be read or written.
@@ -24,6 +25,9 @@ class ServingState(Protocol):
 
     def open(self, rows: Sequence[OpenRow]) -> None:
         """Add rows, all of them or none."""
+
+    def add(self, row: OpenRow) -> bool:
+        """Add a row to a task; False if the task is not open."""
 
     def parts(self, trajectory: str, *, limit: int = -1) -> list[bytes]:
         """The bodies of a task in their order, or the first ones; empty if it is not open."""
@@ -44,10 +48,16 @@ class ServingState(Protocol):
         """Keep an answer; False if there is one already."""
 
     def expire(self, before: datetime) -> None:
-        """Remove answers and counts from before."""
+        """Remove answers, counts and models of conversations from before."""
 
     def rate(self, source: str, day: str) -> int:
         """Count one rating of a source, and return how many there are on this day, this one included."""
+
+    def keep_models(self, models: Mapping[str, str], time: datetime, *, limit: int) -> None:
+        """Keep the model of each conversation; of more than `limit` conversations, the oldest are removed."""
+
+    def kept_model(self, conversation: str, since: datetime) -> str | None:
+        """The model that was kept for a conversation since then."""
 
     def ping(self) -> None:
         """StoreError if it cannot be read."""

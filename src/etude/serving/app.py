@@ -35,6 +35,7 @@ from etude.serving.routes import (
     health,
     jobs,
     metrics,
+    openai,
     policies,
     rewards,
     telemetry,
@@ -50,6 +51,7 @@ ROUTES: Sequence[Any] = [
     *decisions.ROUTES,
     *experience.ROUTES,
     *telemetry.ROUTES,
+    *openai.ROUTES,
     *policies.ROUTES,
     *canary.ROUTES,
     *audit.ROUTES,
@@ -82,6 +84,7 @@ def make_app(server: Server) -> ASGIApp:
             server.phase = "stopping"
             for one in work:
                 one.cancel()
+            await server.proxy.close()
             await asyncio.to_thread(server.telemetry.take, everything=True)
 
     app = Litestar(
@@ -104,7 +107,12 @@ def make_app(server: Server) -> ASGIApp:
         logging_config=None,
     )
     app.state.server = server
-    inner = Envelope(Direct(app, server), timeout_s=server.config.request_timeout_s, answered=server.answered)
+    inner = Envelope(
+        Direct(app, server),
+        timeout_s=server.config.request_timeout_s,
+        answered=server.answered,
+        untimed=frozenset(openai.CALLS),
+    )
     return Watched(inner, server.metrics, server.watch)
 
 

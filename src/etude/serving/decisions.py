@@ -24,13 +24,14 @@ from etude.contracts.errors import DataError, EtudeError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
 from etude.contracts.serving import OpenRow, ServingState
-from etude.contracts.trajectory import Feedback, Id, Outcome, Share, Stars, Time, Trajectory
+from etude.contracts.trajectory import Feedback, Id, Share, Stars, Time, Trajectory
 from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, Offer, new_id, text_in
 from etude.serving.config import ServingConfig
 from etude.serving.ids import SignedIds
 from etude.serving.journal import Done, Groups
 from etude.serving.keys import Caller, Role
+from etude.serving.parts import put_together
 from etude.serving.runtime import Runtime
 
 MAX_BATCH = 100
@@ -199,19 +200,17 @@ class Decisions:
         keeps = asked.record and self.collector.may_keep(asked.user)
         trajectory = await self._id(asked, caller, now, keeps=keeps)
         problem = self.collector.problem_of(asked.problem)
-        decision, missing = await self._decide(problem, asked, trajectory if keeps else None)
+        decision, missing = await self.choose(asked, trajectory if keeps else None)
         if keeps:
             task = self._task(asked, caller, trajectory, now, decision)
             await self._opened.add(_Opened(task, now + self._longer(asked)))
-        why = None if missing is None else missing.reason
-        self.decided(problem, decision.policy, why, decision.propensity)
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
             problem=problem,
             action=decision.action,
             propensity=decision.propensity,
             policy=decision.policy,
-            fallback=why,
+            fallback=None if missing is None else missing.reason,
             expected=decision.expected if asked.explain else None,
             proposal=decision.proposal if asked.explain else None,
             cost_usd=decision.cost_usd or None,
@@ -316,6 +315,22 @@ class Decisions:
 
         return write
 
+    async def choose(self, asked: DecisionAsked, trajectory: str | None) -> tuple[Decision, NoAnswer | None]:
+        """A decision, and why the policy did not make it; nothing is written."""
+        problem = self.collector.problem_of(asked.problem)
+        decision, missing = await self._decide(problem, asked, trajectory)
+        self.decided(problem, decision.policy, None if missing is None else missing.reason, decision.propensity)
+        return decision, missing
+
+    async def open(self, task: Trajectory) -> None:
+        """Write a task that waits for its outcome; StoreError if that is not possible."""
+        await self._opened.add(_Opened(task, task.time))
+
+    async def add(self, part: Trajectory) -> bool:
+        """Add what became known of a task; False if it is not open anymore."""
+        body = await asyncio.to_thread(self.collector.clean, part)
+        return await asyncio.to_thread(self.state.add, OpenRow(part.id, part.time, body))
+
     async def report(self, given: FeedbackGiven, caller: Caller) -> FeedbackStored:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
         if not given.outcome and not given.rates:
@@ -382,7 +397,7 @@ class Decisions:
         for place, one in enumerate(group):
             parts = self.state.parts(one.trajectory)
             if parts and one.trajectory not in whole:
-                whole[one.trajectory] = place, _whole(parts, one)
+                whole[one.trajectory] = place, put_together(parts, one.outcome, one.time)
             else:
                 found[place] = RequestError(
                     f"the outcome of {one.trajectory!r} is known already, or its time of {self.config.open_hours:g} "
@@ -426,20 +441,6 @@ class _Outcome(NamedTuple):
     outcome: dict[str, Any]
     """Empty where it is not known."""
     time: datetime
-
-
-def _whole(parts: Sequence[bytes], end: _Outcome) -> Trajectory:
-    """A task as a trajectory."""
-    first, *others = (msgspec.json.decode(part, type=Trajectory) for part in parts)
-    later: tuple[LoggedDecision, ...] = tuple(d for part in others for d in part.decisions)
-    outcome = end.outcome
-    if "latency_ms" not in outcome and outcome:
-        outcome = outcome | {"latency_ms": (end.time - first.time) / timedelta(milliseconds=1)}
-    ended: Literal["failed", "done"] = "failed" if outcome.get("success") is False else "done"
-    made: Trajectory = msgspec.structs.replace(
-        first, decisions=first.decisions + later, outcome=Outcome(ended=ended, **outcome)
-    )
-    return made
 
 
 def _offer(encoded: bytes, preferences: Preferences) -> Offer:

@@ -30,9 +30,11 @@ REQUEST_ID = b"x-request-id"
 class Envelope:
     """A middleware. What is longer than `timeout_s` before its first byte is answered with 503."""
 
-    def __init__(self, app: ASGIApp, timeout_s: float, answered: Counter[int]) -> None:
-        """`answered` counts requests by their status."""
-        self._app, self._timeout_s, self._answered = app, timeout_s, answered
+    def __init__(
+        self, app: ASGIApp, timeout_s: float, answered: Counter[int], untimed: frozenset[str] = frozenset()
+    ) -> None:
+        """`answered` counts requests by their status; `untimed` are paths that have limits of their own."""
+        self._app, self._timeout_s, self._answered, self._untimed = app, timeout_s, answered, untimed
         self._rng = Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +55,7 @@ class Envelope:
                 message["headers"] = [*message.get("headers", ()), *(one for one in own if one[0] not in given)]
             await send(message)
 
-        limit = asyncio.timeout(self._timeout_s)
+        limit = asyncio.timeout(None if scope["path"] in self._untimed else self._timeout_s)
         try:
             async with limit:
                 await self._app(scope, receive, answer)

@@ -17,6 +17,7 @@ from etude.serving.decisions import Decisions
 from etude.serving.installation import Installation
 from etude.serving.keys import Keys
 from etude.serving.metrics import ProcessMetrics
+from etude.serving.routing.proxy import Proxy
 from etude.serving.steering import Steering
 from etude.serving.telemetry import Telemetry
 from etude.serving.watched import Watch
@@ -33,6 +34,7 @@ class Server:
     decisions: Decisions
     telemetry: Telemetry
     steering: Steering
+    proxy: Proxy
     reward_version: int
     ingest: Callable[[], int]
     """Store what was published; the number of events."""

@@ -24,6 +24,7 @@ from etude.problems.spec import ProblemSpec, resolve
 from etude.problems.table import find_spec, specs
 from etude.release.config import ReleaseConfig
 from etude.serving.config import ServingConfig
+from etude.serving.routing.config import RoutingConfig
 from etude.settings.sources import Assignment, Resolved, Tree
 
 FLAGS = {"--seed": "run.seed", "--device": "run.device", "--tracker": "run.trackers"}
@@ -38,6 +39,7 @@ class Settings(LearningSettings):
     release: ReleaseConfig = ReleaseConfig()
     loop: LoopConfig = LoopConfig()
     serving: ServingConfig = ServingConfig()
+    routing: RoutingConfig = RoutingConfig()
 
 
 @cache

@@ -24,7 +24,7 @@ def describe(annotation: Any) -> str:
     if origin is tuple:
         return f"a list of {_plural(args[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"names with {_plural(args[1])}"
+        return f"names with {_plural(args[1]).replace('stages', 'entries')}"
     words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 

@@ -52,6 +52,27 @@ def test_the_first_answer_of_a_key_is_kept_for_its_caller(state: SqliteServingSt
     assert state.answer("me", "k") is None
 
 
+def test_what_is_found_later_is_added_to_an_open_task_alone(state: SqliteServingState) -> None:
+    state.open([OpenRow("a", NOW, b"1")])
+    assert state.add(OpenRow("a", NOW, b"2"))
+    assert not state.add(OpenRow("b", NOW, b"2"))
+    assert (state.parts("a"), state.parts("b")) == ([b"1", b"2"], [])
+    state.close_task("a")
+    assert not state.add(OpenRow("a", NOW, b"3"))
+    assert state.count() == 0
+
+
+def test_the_models_of_the_newest_conversations_are_kept(state: SqliteServingState) -> None:
+    for minutes in (3, 2, 1):
+        state.keep_models({f"c{minutes}": "small"}, NOW - timedelta(minutes=minutes), limit=2)
+    state.keep_models({"c2": "large"}, NOW, limit=2)
+    since = NOW - timedelta(hours=1)
+    assert [state.kept_model(f"c{n}", since) for n in (3, 2, 1)] == [None, "large", "small"]
+    assert state.kept_model("c1", NOW) is None  # too old
+    state.expire(NOW)
+    assert [state.kept_model(f"c{n}", since) for n in (2, 1)] == ["large", None]
+
+
 def test_ratings_are_counted_per_day(state: SqliteServingState) -> None:
     assert [state.rate("u", "2026-11-18") for _ in range(3)] == [1, 2, 3]
     assert (state.rate("u", "2026-11-19"), state.rate("v", "2026-11-18")) == (1, 1)

@@ -41,12 +41,14 @@ def serving(
     folder: Path,
     *,
     experience: Mapping[str, Any] | None = None,
+    routing: Mapping[str, Any] | None = None,
     around: Callable[[Server, Path], AbstractContextManager[None]] = lambda server, config: nullcontext(),
     **serving: Any,
 ) -> Iterator[Served]:
     """With settings of its own, below this folder. `around` is entered with the server and its settings."""
     config, where = folder / "etude.yaml", {"folder": str(folder / ".etude")}
-    config.write_text(yaml.safe_dump({"experience": where | dict(experience or {}), "serving": serving}))
+    sections = {"experience": where | dict(experience or {}), "serving": serving, "routing": dict(routing or {})}
+    config.write_text(yaml.safe_dump(sections))
     with open_server(config) as server, around(server, config):
         socket = listen("127.0.0.1", 0)
         running = http_server(server)
