@@ -47,7 +47,9 @@ def serve(
         else:  # logs are kept, and a key must not be
             log.info("serving on port %s", socket.getsockname()[1])
             if not server.keys.all():
-                log.warning("there is no API key: `etude keys create --role %s` prints one", Role.ADMIN)
+                log.warning(
+                    "no one has a key yet, so every request is refused; run `etude keys create --role %s`", Role.ADMIN
+                )
         with _loop(config) if loop else nullcontext():
             run_app(server, socket)
 
