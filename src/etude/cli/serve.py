@@ -48,7 +48,7 @@ def serve(
             log.info("serving on port %s", socket.getsockname()[1])
             if not server.keys.all():
                 log.warning(
-                    "no one has a key yet, so every request is refused; run `etude keys create --role %s`", Role.ADMIN
+                    "no one has a key yet, so requests are refused; run `etude keys create --role %s`", Role.ADMIN
                 )
         with _loop(config) if loop else nullcontext():
             run_app(server, socket)
