@@ -17,6 +17,7 @@ from etude.contracts.schemas import structs_of
 from etude.serving.errors import MEDIA_TYPE, Problem
 from etude.serving.examples import examples
 from etude.serving.idempotency import HEADER, MAX_CHARS
+from etude.serving.routes.openai import OpenAIError
 
 METHODS = ("get", "post", "put", "patch", "delete")
 JSON = "application/json"
@@ -35,7 +36,7 @@ REPEATABLE = {
 def described(app: Litestar) -> dict[str, Any]:
     """OpenAPI 3.1."""
     found, own = app.openapi_schema.to_schema(), _types(app)
-    known = {kind for pair in own.values() for kind in pair if kind is not None} | {Problem}
+    known = {kind for pair in own.values() for kind in pair if kind is not None} | {Problem, OpenAIError}
     ordered = sorted(known, key=lambda kind: kind.__name__)
     schemas, components = _schemas(ordered)
     found["components"]["schemas"] = components
@@ -114,9 +115,11 @@ def _bodies(
     request = operation.get("requestBody", {}).get("content", {})
     if asked is not None and JSON in request:
         yield asked, request[JSON]
-    for answer in operation["responses"].values():
+    for status, answer in operation["responses"].items():
         for media_type, body in answer.get("content", {}).items():
             if media_type == MEDIA_TYPE:
                 yield Problem, body
+            elif media_type == JSON and int(status) >= 400:
+                yield OpenAIError, body
             elif media_type == JSON and given is not None:
                 yield given, body

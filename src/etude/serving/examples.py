@@ -53,6 +53,7 @@ from etude.serving.routes.experience import (
 )
 from etude.serving.routes.health import Health, Ready, Statistics
 from etude.serving.routes.jobs import JobAsked, JobPage, ModelPage, StatusPage, TrainedModel
+from etude.serving.routes.openai import OpenAIError, OpenAIErrorDetail, OpenAIModel, OpenAIModels
 from etude.serving.routes.policies import (
     Approval,
     Differences,
@@ -321,6 +322,7 @@ def _others() -> list[Struct]:
         acknowledged_by=f"ada by {KEY}",
         acknowledged=MORNING + timedelta(minutes=4),
     )
+    model = OpenAIModel(id="etude/auto", object="model", created=1_763_456_400, owned_by="etude")
     return [
         DatasetAsked(name="november", problem=SLOT, where="time>=2026-11-01"),
         DatasetPage(rows=[manifest], next=None),
@@ -334,6 +336,16 @@ def _others() -> list[Struct]:
         notice,
         NoticePage(rows=[notice], next=None),
         Acknowledged(by="ada"),
+        OpenAIError(
+            error=OpenAIErrorDetail(
+                message="model is missing: expected the name of a model, such as 'etude/auto'",
+                type="invalid_request_error",
+                param="model",
+                code=None,
+            )
+        ),
+        model,
+        OpenAIModels(object="list", data=[model]),
         Health(version="0.1.0"),
         Ready(status="ready", checks={"store": "ok", "state": "ok"}),
         Statistics(

@@ -57,7 +57,7 @@ def test_what_is_found_later_is_added_to_an_open_task_alone(state: SqliteServing
     assert state.add(OpenRow("a", NOW, b"2"))
     assert not state.add(OpenRow("b", NOW, b"2"))
     assert (state.parts("a"), state.parts("b")) == ([b"1", b"2"], [])
-    state.close_task("a")
+    state.close_tasks(["a"])
     assert not state.add(OpenRow("a", NOW, b"3"))
     assert state.count() == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.datastructures import State
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, RequestBody, Schema
 from litestar.params import FromPath
 from litestar.response import Stream
 from msgspec import Struct
@@ -20,7 +22,7 @@ from etude.serving.access import Called, needs
 from etude.serving.errors import REFUSALS, on_error
 from etude.serving.keys import Caller, Role
 from etude.serving.routing.asked import Api, AskedError
-from etude.serving.routing.proxy import Reply
+from etude.serving.routing.proxy import EVENT_STREAM, JSON, Reply
 from etude.serving.routing.wires import error_of
 from etude.serving.server import Server
 
@@ -70,6 +72,24 @@ def on_openai_error(request: Request[Any, Any, Any], error: Exception) -> Respon
     return Response(msgspec.json.encode(body), status_code=status, headers=made.headers, media_type="application/json")
 
 
+def _call(asked: Mapping[str, Any], given: Mapping[str, Any]) -> type[Operation]:
+    """A route whose bodies are OpenAI's, with an example of each."""
+
+    @dataclass
+    class Call(Operation):
+        def __post_init__(self) -> None:
+            plain = Schema(type=OpenAPIType.OBJECT)
+            self.request_body = RequestBody(content={JSON: OpenAPIMediaType(plain, example=asked)}, required=True)
+            answer = (self.responses or {})["200"]
+            assert isinstance(answer, OpenAPIResponse)
+            answer.content = {
+                JSON: OpenAPIMediaType(plain, example=given),
+                EVENT_STREAM: OpenAPIMediaType(Schema(type=OpenAPIType.STRING)),
+            }
+
+    return Call
+
+
 def _refusals(*statuses: int) -> dict[int, ResponseSpec]:
     return {
         status: ResponseSpec(
@@ -88,20 +108,58 @@ _SHARED: dict[str, Any] = {
 _CALL: dict[str, Any] = _SHARED | {"responses": _refusals(400, 401, 403, 404, 413, 422, 429, 502, 503, 504)}
 
 
-@post(CALLS[0], summary="Chat completion", **_CALL)
+SAID = "Where is my parcel?"
+ANSWERED = "It arrives tomorrow."
+CHAT = _call(
+    {"model": "etude/auto", "messages": [{"role": "user", "content": SAID}]},
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1763456400,
+        "model": "small",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": ANSWERED}, "finish_reason": "stop"},
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10},
+    },
+)
+RESPONSE = _call(
+    {"model": "etude/auto", "input": SAID},
+    {
+        "id": "resp-1",
+        "object": "response",
+        "status": "completed",
+        "model": "small",
+        "output": [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": ANSWERED}]},
+        ],
+    },
+)
+EMBEDDING = _call(
+    {"model": "vectors", "input": SAID},
+    {
+        "object": "list",
+        "model": "vectors",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.1, -0.2]}],
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    },
+)
+
+
+@post(CALLS[0], summary="Chat completion", operation_class=CHAT, **_CALL)
 async def chat(request: Request[Any, Any, Any], state: State, caller: Called) -> Response[Any]:
     """As OpenAI's, with any model that `GET /v1/models` lists; `etude/auto` chooses one. Headers `x-etude-…` of the
     answer say which, why, and the id under which its outcome can be reported."""
     return await _answer("chat", request, state.server, caller)
 
 
-@post(CALLS[1], summary="Response", **_CALL)
+@post(CALLS[1], summary="Response", operation_class=RESPONSE, **_CALL)
 async def responses(request: Request[Any, Any, Any], state: State, caller: Called) -> Response[Any]:
     """As OpenAI's Responses API; translated for models whose service has chat completions alone."""
     return await _answer("responses", request, state.server, caller)
 
 
-@post(CALLS[2], summary="Embeddings", **_CALL)
+@post(CALLS[2], summary="Embeddings", operation_class=EMBEDDING, **_CALL)
 async def embeddings(request: Request[Any, Any, Any], state: State, caller: Called) -> Response[Any]:
     """As OpenAI's, with a model that is named: vectors of two models cannot be compared."""
     return await _answer("embeddings", request, state.server, caller)
@@ -109,12 +167,14 @@ async def embeddings(request: Request[Any, Any, Any], state: State, caller: Call
 
 @get("/v1/models", summary="Models that may be named", **_SHARED, responses=_refusals(401, 403, 429))
 async def models(state: State) -> OpenAIModels:
+    """Those of the settings, and the choices among them."""
     server: Server = state.server
     return OpenAIModels(object="list", data=_models(server))
 
 
 @get("/v1/models/{id:path}", summary="One model", **_SHARED, responses=_refusals(401, 403, 404, 429))
 async def model(state: State, id: FromPath[str]) -> OpenAIModel:
+    """By the name that callers use."""
     wanted = str(id).removeprefix("/")
     for one in _models(state.server):
         if one.id == wanted:
@@ -130,7 +190,7 @@ def _models(server: Server) -> list[OpenAIModel]:
 async def _answer(api: Api, request: Request[Any, Any, Any], server: Server, caller: Caller) -> Response[Any]:
     body, headers = await request.body(), _own(request)
     reply = await _unless_gone(request, api, body, headers, caller, server)
-    kind = reply.headers.get("content-type", "application/json")
+    kind = reply.headers.get("content-type", JSON)
     others = {name: value for name, value in reply.headers.items() if name != "content-type"}
     if isinstance(reply.body, bytes):
         return Response(reply.body, status_code=reply.status, headers=others, media_type=kind)

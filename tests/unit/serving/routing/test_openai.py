@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from etude.serving.decisions import _Outcome
 from etude.serving.keys import Role
 from tests.chat_server import Act, ChatServer, events, in_thread, message, response
 from tests.unit.serving.server import Served, serving
@@ -398,7 +399,7 @@ def test_a_caller_that_disconnects_is_recorded_and_the_upstream_is_left(room: Ro
     wait_for(lambda: room.proxy.counts["cancelled"] == gone + 2)
     decisions = room.served.server.decisions
     wait_for(lambda: decisions.state.parts(id))
-    decisions._store(decisions.state.parts(id), {}, decisions.clock())
+    decisions._store([_Outcome(id, {}, decisions.clock())])
     found = room.stored(id)
     assert (found["outcome"]["ended"], found["outcome"].get("success")) == ("cancelled", None)
     assert found["outcome"]["cost_usd"] > 0
@@ -431,7 +432,7 @@ def test_verifiers_and_a_judge_find_what_becomes_part_of_the_outcome(tmp_path: P
             room.small.answer = lambda request: text
             id = room.post(ASKED | more).headers["x-etude-decision"].rpartition(".")[0]
             wait_for(lambda: checks.counts["judged"] + checks.counts["judge failed"] > before and not checks._running)
-            decisions._store(decisions.state.parts(id), {}, decisions.clock())
+            decisions._store([_Outcome(id, {}, decisions.clock())])
             return room.stored(id)
 
         judged = called("all is well")
@@ -459,7 +460,7 @@ def test_an_answer_that_does_not_match_its_schema_has_failed(room: Room) -> None
         room.large.script.append(response(200, json.dumps(message(text)).encode()))
         id = room.post(asked).headers["x-etude-decision"].rpartition(".")[0]
         wait_for(lambda before=before: checks.counts["verified"] > before and not checks._running)
-        decisions._store(decisions.state.parts(id), {}, decisions.clock())
+        decisions._store([_Outcome(id, {}, decisions.clock())])
         outcome = room.stored(id)["outcome"]
         found.append((outcome.get("success"), outcome["quality"]))
     assert found == [(None, {"json_schema": 1.0}), (False, {"json_schema": 0.0}), (False, {"json_schema": 0.0})]
