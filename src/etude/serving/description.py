@@ -36,7 +36,8 @@ REPEATABLE = {
 def described(app: Litestar) -> dict[str, Any]:
     """OpenAPI 3.1."""
     found, own = app.openapi_schema.to_schema(), _types(app)
-    known = {kind for pair in own.values() for kind in pair if kind is not None} | {Problem, OpenAIError}
+    known: set[type[Struct]] = {Problem, OpenAIError}
+    known |= {kind for pair in own.values() for kind in pair if kind is not None}
     ordered = sorted(known, key=lambda kind: kind.__name__)
     schemas, components = _schemas(ordered)
     found["components"]["schemas"] = components

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.datastructures import State
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, RequestBody, Schema
-from litestar.params import FromPath
+from litestar.params import PathParameter
 from litestar.response import Stream
 from msgspec import Struct
 
@@ -165,15 +165,15 @@ async def embeddings(request: Request[Any, Any, Any], state: State, caller: Call
     return await _answer("embeddings", request, state.server, caller)
 
 
-@get("/v1/models", summary="Models that may be named", **_SHARED, responses=_refusals(401, 403, 429))
+@get("/v1/models", summary="Models that may be named", **_SHARED, responses=_refusals(401, 403, 429, 503))
 async def models(state: State) -> OpenAIModels:
     """Those of the settings, and the choices among them."""
     server: Server = state.server
     return OpenAIModels(object="list", data=_models(server))
 
 
-@get("/v1/models/{id:path}", summary="One model", **_SHARED, responses=_refusals(401, 403, 404, 429))
-async def model(state: State, id: FromPath[str]) -> OpenAIModel:
+@get("/v1/models/{id:path}", summary="One model", **_SHARED, responses=_refusals(401, 403, 404, 429, 503))
+async def model(state: State, id: Annotated[str, PathParameter(description="Name of a model.")]) -> OpenAIModel:
     """By the name that callers use."""
     wanted = str(id).removeprefix("/")
     for one in _models(state.server):
