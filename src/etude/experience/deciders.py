@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -21,9 +22,13 @@ from etude.contracts.ports import Decider
 from etude.experience.deadline import Deadline
 from etude.experience.per_process import PerProcess
 
+log = logging.getLogger("etude")
+
 UNIFORM, DEFAULT = "uniform", "default"
 RETRY_S = 10.0
 """Seconds after which a policy that could not be loaded is loaded again."""
+LOOK_S = 2.0
+"""Seconds after which a choice that began without a policy looks whether it has one by now."""
 
 
 class Uniform:
@@ -126,6 +131,8 @@ class _Policy:
     decider: Decider | None = None
     error: Exception | None = None
     retry_at: float = 0.0
+    look_at: float = float("inf")
+    """When to look whether there is a policy by now."""
     asked_at: float = float("inf")
     """When it was first asked for while it was loaded."""
     quick: bool = False
@@ -227,13 +234,38 @@ class Deciders:
         """Its loading begins with the first call, and after a failure some seconds later, or at once if `again`."""
         turn, known = self._known()
         policy = known.get(problem)
-        if policy is not None and policy.error is None:
+        if policy is not None and policy.error is None and monotonic() < policy.look_at:
             return policy
         with turn:
             policy = known.get(problem)
             if policy is None or (policy.error is not None and (again or monotonic() >= policy.retry_at)):
                 known[problem] = policy = self._begin(problem)
+            elif monotonic() >= policy.look_at:
+                self._look(problem, policy)
         return policy
+
+    def _look(self, problem: str, started: _Policy) -> None:
+        """A choice that began without a policy goes on without one until the one that it has by now is loaded."""
+        started.look_at = monotonic() + LOOK_S
+        try:
+            made = self._make(problem)
+        except Exception as error:  # such as settings that cannot be read
+            log.warning("%s: whether there is a policy by now cannot be seen: %s", problem, text_of(error))
+            return
+        if isinstance(made, ToLoad):
+            started.look_at = float("inf")
+            work = partial(self._replace, problem, started, made)
+            threading.Thread(target=work, name=f"etude-load-{problem}", daemon=True).start()
+
+    def _replace(self, problem: str, started: _Policy, made: ToLoad) -> None:
+        policy = _Policy(made.name)
+        policy.load(made.load)
+        if policy.error is not None:
+            log.warning("%s is not loaded yet: %s", made.name, policy.why(policy.error))
+            started.look_at = policy.retry_at
+            return
+        _, known = self._known()
+        known[problem] = policy
 
     def _begin(self, problem: str) -> _Policy:
         try:
@@ -241,7 +273,9 @@ class Deciders:
         except Exception as error:  # such as settings that cannot be read
             return _ended(_Policy("", error=error, retry_at=monotonic() + RETRY_S))
         if not isinstance(made, ToLoad):
-            return _ended(_Policy(made.version, decider=made, quick=isinstance(made, Uniform | Default | Start)))
+            look_at = monotonic() + LOOK_S if isinstance(made, Start) else float("inf")
+            quick = isinstance(made, Uniform | Default | Start)
+            return _ended(_Policy(made.version, decider=made, quick=quick, look_at=look_at))
         policy = _Policy(made.name)
         threading.Thread(target=policy.load, args=(made.load,), name=f"etude-load-{problem}", daemon=True).start()
         return policy

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from etude.contracts.decision import Decision, DecisionRequest, Expected, LoggedDecision, NoOptionError
-from etude.contracts.errors import ConfigError, DataError
+from etude.contracts.errors import ConfigError, DataError, StoreError
 from etude.contracts.option import option_name
 from etude.experience import deciders as module
-from etude.experience.deciders import Deciders, NoAnswer, ToLoad
+from etude.experience.deciders import Deciders, NoAnswer, Start, ToLoad
 from etude.experience.task import Collector
 from tests.memory_bus import MemoryBus
 from tests.unit.experience.test_task import collecting, only_trajectory
@@ -257,6 +257,41 @@ def test_a_problem_raises_what_is_wrong_unless_there_is_a_default() -> None:
             task.decide("plan")
         assert task.decide("plan", default=[]).action == []
     assert collector.defaults == {"plan": 1}
+
+
+def test_a_choice_that_began_without_a_policy_gets_the_one_that_is_released_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No request waits for it, and one that cannot be loaded changes nothing."""
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    released, broken, loads = threading.Event(), threading.Event(), list[bool]()
+
+    def load() -> Any:
+        loads.append(broken.is_set())
+        if broken.is_set():
+            raise StoreError("the registry is away")
+        return Policy(lambda _: "b")
+
+    deciders = Deciders(lambda problem: ToLoad("served", load) if released.is_set() else Start(problem))
+    request = DecisionRequest(context=None, options=("a", "b"), default="a")
+
+    def asked() -> Decision:
+        found = deciders.decide("choice:model", request, timeout_s=5)
+        assert isinstance(found, Decision)
+        return found
+
+    assert [asked().policy for _ in range(3)] == ["default"] * 3
+    broken.set()
+    released.set()
+    deadline = time.monotonic() + 10
+    while len(loads) < 2 and time.monotonic() < deadline:
+        assert asked().policy == "default"
+    broken.clear()
+    while asked().policy == "default" and time.monotonic() < deadline:
+        pass
+    assert loads[:2] == [True, True]
+    assert asked().action == "b"
 
 
 def test_many_threads_ask_at_once_and_a_policy_may_ask_another() -> None:
