@@ -94,13 +94,13 @@ def main() -> None:
         queries = _queries(texts, seed)
         runs = {name: _baseline(name, queries, seed) for name in ("best", "cheapest", "uniform", "epsilon-greedy")}
         with ExitStack() as stack:
-            runs["etude/auto"], served_at = _auto(stack, queries, seed, per_s=arguments.per_s)
+            runs["auto"], served_at = _auto(stack, queries, seed, per_s=arguments.per_s)
         for name, calls in runs.items():
             row = _row(calls, queries)
             found.setdefault(name, []).append(row)
             print(f"seed {seed}, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
         print(f"seed {seed}: the policy served from call {served_at}", flush=True)
-        found["etude/auto"][-1] = {**found["etude/auto"][-1], "served_at": served_at}
+        found["auto"][-1] = {**found["etude/auto"][-1], "served_at": served_at}
     rows = {name: {key: summary([row[key] for row in rows]) for key in rows[0]} for name, rows in found.items()}
     save("auto_routing", {"calls": CALLS, "last": LAST, "threshold": THRESHOLD, "policies": rows})
 
