@@ -21,8 +21,9 @@ setup: $(DEV) ## build .venv with everything the checks, tests and benchmarks ne
 demo: $(RUNTIME) ## traffic, training, gates, canary, promotion, rollback: the whole loop in two minutes, with a report under runs/
 	@$(BIN)/etude demo
 
+# In the order of collection: files with few tests, which take longest, would come last otherwise.
 test: $(DEV) ## run the tests, on two cores
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(DEV) ## ruff, mypy --strict and the architecture test
 	$(BIN)/ruff check .
