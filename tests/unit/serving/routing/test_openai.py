@@ -390,7 +390,8 @@ def test_a_caller_that_disconnects_is_recorded_and_the_upstream_is_left(room: Ro
     room.small.script.extend([Act.STALL, Act.HANG])
     with room.client.stream("POST", "/v1/chat/completions", json=ASKED | {"stream": True}) as answer:
         id = answer.headers["x-etude-decision"].rpartition(".")[0]
-        next(answer.iter_raw())
+        parts = answer.iter_raw()  # closed with the last reference to it
+        next(parts)
         open_before = len(room.small.connections)
     wait_for(lambda: room.proxy.counts["cancelled"] == gone + 1)
     wait_for(lambda: len(room.small.connections) < open_before)
