@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
@@ -29,7 +28,7 @@ from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, Offer, new_id, text_in
 from etude.serving.config import ServingConfig
 from etude.serving.ids import SignedIds
-from etude.serving.journal import Done, Groups
+from etude.serving.journal import Done, Groups, Writer
 from etude.serving.keys import Caller, Role
 from etude.serving.parts import put_together
 from etude.serving.runtime import Runtime
@@ -191,8 +190,9 @@ class Decisions:
 
     def __post_init__(self) -> None:
         self.runtime, self._offer = Runtime(self.collector.deciders), lru_cache(OFFERS)(_offer)
-        writer = ThreadPoolExecutor(1, thread_name_prefix="etude-journal")  # one: writers of a file wait for each other
-        self._opened, self._closed = Groups(self._open, writer), Groups(self._close, writer)
+        writer = Writer()
+        self._opened = Groups(self._open, writer, quick=True)
+        self._closed = Groups(self._close, writer, quick=False)
 
     async def decide(self, asked: DecisionAsked, caller: Caller) -> DecisionGiven:
         """The decision, durable before it is returned; DataError says what is wrong with the request."""

@@ -25,7 +25,10 @@ TOGETHER = 64
 SMALL = 4000
 """Characters of a context, and elements of a list of options times ten, up to which a quick policy is quick."""
 QUICK_S = 0.01
-"""Seconds per request above which a policy is not quick, whatever it says of itself."""
+"""Mean seconds per request above which a policy is not quick, whatever it says of itself."""
+LATEST, BLIP_S = 0.2, 0.04
+"""Weight of the latest computation in this mean, and what it counts at most: once late, because other work had the
+processor, is not slow."""
 NOT_QUICK_S = 10.0
 """Seconds for which such a policy is asked in threads."""
 
@@ -44,10 +47,18 @@ class _Queue:
     waiting: list[_Waiting] = field(default_factory=list)
     is_due: bool = False
     """Whether the event loop will look at it."""
+    mean_s: float = 0.0
+    """Seconds per request on the event loop, lately."""
     slow_until: float = 0.0
     """Until when the policy is not asked on the event loop."""
     running: object | None = None
     """What is computed now in a thread."""
+
+    def took(self, seconds: float) -> None:
+        """Note the time of a computation on the event loop, per request."""
+        self.mean_s += LATEST * (min(seconds, BLIP_S) - self.mean_s)
+        if self.mean_s > QUICK_S:
+            self.mean_s, self.slow_until = 0.0, monotonic() + NOT_QUICK_S
 
     def take(self) -> list[_Waiting]:
         """The oldest that still wait."""
@@ -124,8 +135,7 @@ class Runtime:
         queue.is_due, group, began = False, queue.take(), monotonic()
         if group:
             _settle(group, self._decided(policy, [one.request for one in group]))
-            if monotonic() - began > QUICK_S * len(group):
-                queue.slow_until = monotonic() + NOT_QUICK_S
+            queue.took((monotonic() - began) / len(group))
         if queue.waiting:  # after what came meanwhile
             queue.is_due = True
             asyncio.get_running_loop().call_soon(self._answer, queue, policy)

@@ -29,6 +29,8 @@ def test_parts_of_a_task_come_back_in_order_until_it_is_closed(state: SqliteServ
     state.open([OpenRow("a", NOW, b"2")])
     assert (state.parts("a"), state.parts("b"), state.parts("c")) == ([b"1", b"2"], [b"x"], [])
     assert state.count() == 2
+    state.open([OpenRow("a", NOW, b"3"), OpenRow("b", NOW, b"y"), OpenRow("a", NOW, b"4" * 5000)])
+    assert (state.parts("a"), state.parts("b")) == ([b"1", b"2", b"3", b"4" * 5000], [b"x", b"y"])
     state.close_tasks(["a", "c"])
     state.close_tasks(["a"])
     assert (state.parts("a"), state.count()) == ([], 1)

@@ -146,15 +146,31 @@ def test_large_requests_do_not_keep_the_event_loop() -> None:
 def test_a_policy_that_is_slower_than_it_says_leaves_the_event_loop() -> None:
     policy = Batching(takes=lambda: time.sleep(0.03))
 
-    async def twice() -> None:
+    async def again_and_again() -> None:
         runtime = runtime_of(policy)
         await loaded(runtime)
-        policy.threads.clear()
-        await runtime.ask(SLOT, DecisionRequest(), timeout_s=10)
+        for _ in range(5):
+            policy.threads.clear()
+            await runtime.ask(SLOT, DecisionRequest(), timeout_s=10)
 
-    asyncio.run(twice())
+    asyncio.run(again_and_again())
     assert policy.threads == {"etude-decide"}
     assert NOT_QUICK_S > 1
+
+
+def test_a_policy_that_is_late_once_stays_on_the_event_loop() -> None:
+    policy = Batching()
+
+    async def late() -> None:
+        runtime = runtime_of(policy)
+        await loaded(runtime)
+        for takes_s in (0.1, 0.0):
+            policy.takes = lambda takes_s=takes_s: time.sleep(takes_s)
+            policy.threads.clear()
+            await runtime.ask(SLOT, DecisionRequest(), timeout_s=10)
+
+    asyncio.run(late())
+    assert policy.threads == {threading.current_thread().name}
 
 
 def test_while_a_slow_policy_computes_requests_become_the_next_group() -> None:
