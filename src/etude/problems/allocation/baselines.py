@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
 from etude.problems.allocation.matched import HANDS
@@ -84,6 +83,8 @@ def greedy_match(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def optimal_match(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The assignment with the largest total value."""
+    from scipy.optimize import linear_sum_assignment  # most of a second, which no server needs to start
+
     rows, columns = linear_sum_assignment(value, maximize=True)
     worth = value[rows, columns] > 0
     return rows[worth], columns[worth]
