@@ -110,6 +110,11 @@ def saturated(
     return _run(address, requests, always(), connections, core, keep=False)
 
 
+def _rest_s(began: float, upcoming: float | None) -> float:
+    """Seconds to wait for answers: until shortly before the next request is due, since epoll counts in milliseconds."""
+    return 0.1 if upcoming is None else max(0.0, began + upcoming - time.perf_counter() - 0.002)
+
+
 def _run(
     address: tuple[str, int],
     requests: Requests,
@@ -138,7 +143,7 @@ def _run(
             gave_up = gave_up or now + PATIENCE_S
             if now > gave_up:
                 break
-        for number, _ in poll.poll(0 if upcoming is not None else 0.1):
+        for number, _ in poll.poll(_rest_s(began, upcoming)):
             connection = known[number]
             try:
                 answer = connection.receive()

@@ -4,8 +4,9 @@
     python benchmarks/serving_soak.py --minutes 1 --rate 100
 
 `etude serve` with its loop. A client asks for decisions at a fixed rate and reports the outcome of each after a moment.
-Every 20 seconds another policy is promoted, besides what the loop does by itself. In the end: no request
-failed, the server's memory is that of its second fifth within 5 %, and every acknowledged trajectory is stored once.
+Every 20 seconds a policy is promoted, exposed in a canary of all tasks, or rolled back from it, in turns, besides what
+the loop does by itself. In the end: no request failed, the server's memory is that of its second fifth within 5 %, and
+every acknowledged trajectory is stored once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sqlite3
 import tempfile
 import threading
 import time
@@ -26,9 +26,24 @@ import numpy as np
 import yaml
 from load import at_rate
 from results import save
-from serving_home import PLAIN, begin, bodies, learn_choice, make_key, promote, requests, serving, until_it_decides
+from serving_home import (
+    PLAIN,
+    begin,
+    bodies,
+    expose,
+    learn_choice,
+    make_key,
+    promote,
+    requests,
+    serving,
+    take_back,
+    until_it_decides,
+)
 
 from etude.bootstrap.experience import experience
+from etude.bootstrap.loop import open_jobs
+from etude.bootstrap.loop import settings_here as loop_settings
+from etude.bootstrap.release import open_registry
 from etude.contracts.query import Where
 
 PATH = "/v1/decisions"
@@ -57,7 +72,7 @@ def main() -> None:
             swaps.join()
             stored = _stored(acknowledged, patience_s=120)
         values |= {"minutes": given.minutes, "rate": given.rate, "swap_errors": errors, "stored": stored}
-        values["loop"] = _loop_did(Path(folder))
+        values["loop"] = _happened()
     print(json.dumps(values, indent=1))
     low, high = values["memory_mb"]["min"], values["memory_mb"]["max"]
     fine = not values["failed"] and not errors and high <= 1.05 * low and stored == {"missing": 0, "twice": 0}
@@ -79,7 +94,12 @@ def _swap(versions: list[str], stop: threading.Event, errors: list[str]) -> None
     while not stop.wait(20):
         try:
             turn += 1
-            promote(PLAIN, versions[turn % 2])
+            if turn % 3 == 0:
+                promote(PLAIN, versions[turn // 3 % 2])
+            elif turn % 3 == 1:
+                expose(PLAIN, versions[(turn // 3 + 1) % 2])
+            else:
+                take_back(PLAIN, versions[(turn // 3 + 1) % 2])
         except Exception as error:  # another release is in progress: the loop's
             if "release" not in str(error):
                 errors.append(str(error))
@@ -134,14 +154,11 @@ def _stored(acknowledged: list[str], *, patience_s: float) -> dict[str, int]:
         time.sleep(2)
 
 
-def _loop_did(folder: Path) -> dict[str, int]:
-    """Jobs by their state."""
-    files = list((folder / ".etude").glob("jobs*.sqlite"))
-    if not files:
-        return {}
-    with sqlite3.connect(files[0]) as db:
-        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-        return {name: int(db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]) for name in tables}
+def _happened() -> dict[str, dict[str, int]]:
+    """Jobs of the loop by state and stage, and steps of the slot by action."""
+    with open_jobs(loop_settings()) as jobs:
+        found = Counter(f"{job.state}, {job.stage}" for job in jobs.jobs(slot=PLAIN))
+    return {"jobs": dict(found), "steps": dict(Counter(str(step.action) for step in open_registry().history(PLAIN)))}
 
 
 if __name__ == "__main__":
