@@ -48,6 +48,7 @@ from etude.loop.notify import Notices, notice_of_failure, notice_of_refusal, not
 from etude.loop.summary import (
     Render,
     day_file,
+    is_written,
     job_file,
     summarise_day,
     total_cost,
@@ -610,9 +611,10 @@ def _cursor(loop: Coordinator, slot: str) -> int:
 
 def summarise(loop: Coordinator) -> list[str]:
     """Write the summary of yesterday, once, if there is anything to say."""
-    day = yesterday(loop.clock())
+    now = loop.clock()
+    day = yesterday(now)
     path = day_file(loop.reports, day)
-    if path.exists() or loop.began() >= day + timedelta(days=1):
+    if is_written(path, now) or loop.began() >= day + timedelta(days=1):
         return []
     releases = loop.releases
     summary = summarise_day(
@@ -621,6 +623,7 @@ def summarise(loop: Coordinator) -> list[str]:
         store=loop.store,
         version=loop.reward_version,
         histories={} if releases is None else {slot: releases.history(slot) for slot in releases.slots()},
+        now=now,
     )
     write_report(path, summary, loop.render)
     return [f"summary of {summary.day} written to {path}"]

@@ -512,6 +512,27 @@ def test_reports_of_jobs_and_days(make: Make, tmp_path: Path) -> None:
         assert text in page
 
 
+def test_summary_of_a_clock_that_was_ahead_is_written_again(make: Make, tmp_path: Path) -> None:
+    loop = make()
+    log_tasks(loop.store, 10)
+    path = tmp_path / "reports" / f"{loop.clock():%Y-%m-%d}.json"
+    began = loop.clock.time
+    loop.settle()
+    loop.clock.time = began + timedelta(days=1)
+    loop.settle()
+    assert '"trajectories": 10' in path.read_text()
+    loop.clock.time = began
+    loop.settle()
+    log_tasks(loop.store, 5, first=10, time=began)
+    loop.clock.time = began + timedelta(days=1) - timedelta(minutes=1)
+    loop.settle()
+    assert '"trajectories": 15' in path.read_text()
+    written = path.stat().st_mtime_ns
+    loop.clock.pass_by(minutes=10)
+    loop.settle()
+    assert path.stat().st_mtime_ns == written, "it is written once"
+
+
 def test_two_coordinators_one_leads(make: Make) -> None:
     clock = Clock()
     one, two = make(owner="one", clock=clock), make(owner="two", clock=clock, runner=StepRunner(steps=1000))
