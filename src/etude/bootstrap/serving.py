@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 from functools import cache
 from importlib.util import find_spec as find_package
 from pathlib import Path
@@ -21,11 +22,13 @@ from etude.bootstrap.release import KEYS, open_registry, settings_with
 from etude.bootstrap.steering import open_steering
 from etude.contracts.ports import Decider
 from etude.contracts.serving import ServingState
+from etude.contracts.session import Session
 from etude.experience.cleaning import make_cleaner
 from etude.experience.config import ExperienceConfig
 from etude.experience.task import Collector
+from etude.learning.artefact import Artefact
 from etude.problems.spec import resolve
-from etude.problems.table import find_spec, names
+from etude.problems.table import find_spec, names, specs
 from etude.serving.config import ServingConfig
 from etude.serving.decisions import Decisions
 from etude.serving.ids import SignedIds
@@ -40,6 +43,8 @@ from etude.serving.routing.models import Models
 from etude.serving.routing.proxy import Proxy
 from etude.serving.routing.upstreams import make_upstreams
 from etude.serving.server import Server
+from etude.serving.sessions import Sessions
+from etude.serving.steering import Steering
 from etude.serving.telemetry import Telemetry
 from etude.serving.tracing import tracing_to
 from etude.settings.sources import Tree
@@ -102,6 +107,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 state=state,
                 decisions=decisions,
                 proxy=_proxy(settings.routing, decisions),
+                sessions=_sessions(settings.serving, steering, file),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
                     redact=cleaner.unknown,
@@ -153,6 +159,24 @@ def _installation(
         )
         with closing(made):
             yield made
+
+
+def _sessions(config: ServingConfig, steering: Steering, file: Path | None) -> Sessions:
+    spec = next(spec for spec in specs().values() if spec.session is not None)
+
+    def begin(policy: Artefact | None) -> Session:
+        assert spec.session is not None
+        made: Session = resolve(spec.session)(policy, Tree(resolve(spec.settings)).read_own(file, os.environ))
+        return made
+
+    return Sessions(
+        spec=spec,
+        open=begin,
+        releases=steering.releases,
+        limit=config.max_sessions,
+        idle=timedelta(hours=config.session_idle_hours),
+        clock=now,
+    )
 
 
 def _proxy(config: RoutingConfig, decisions: Decisions) -> Proxy:

@@ -30,6 +30,10 @@ class ServingConfig:
     """Requests per second of one API key, in each process; a key may have its own limit."""
     max_ratings_per_day: Annotated[int, Ge(1)] = 200
     """Ratings and outcomes per day that one source, a user of an API key, may send: more are refused."""
+    max_sessions: Annotated[int, Ge(1)] = 16
+    """Policies that learn while their callers ask them, at a time in each process."""
+    session_idle_hours: Annotated[float, Gt(0)] = 1.0
+    """Hours after which a session that is not used makes room for another one; what it did not save is lost."""
     datasets: str | None = None
     """Folder for datasets that are created over HTTP, or a prefix below experience.blobs if that is set; null is
     `datasets` in experience.folder."""
