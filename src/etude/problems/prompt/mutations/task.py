@@ -1,0 +1,91 @@
+"""What a mutation is given: the text that it changes as a document, what the whole prompt asks for, and a seed."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from etude.problems.prompt.kinds import kind_of
+from etude.problems.prompt.mutations.document import Document, parse
+from etude.problems.prompt.mutations.prompts import Prompt, Text, texts
+
+T = TypeVar("T")
+
+INPUT_NAME = re.compile(r"\{\{?\s*([A-Za-z][A-Za-z_ ]{2,30})\s*\}?\}|</?([A-Za-z][A-Za-z_-]{2,30})>|\[([A-Z][A-Z_ ]{2,30})\]")
+MAX_NAME_WORDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A prompt that is about to be mutated."""
+
+    texts: tuple[Text, ...]
+    target: int
+    """Which of the texts instructs: additions go there."""
+    documents: tuple[Document, ...]
+    """One per text."""
+    seed: int = 0
+
+    @property
+    def document(self) -> Document:
+        return self.documents[self.target]
+
+    @cached_property
+    def words(self) -> str:
+        """The author's own words in all texts, in lower case, on one line."""
+        return " ".join(document.lowered for document in self.documents)
+
+    @cached_property
+    def kind(self) -> str:
+        return kind_of("\n".join(document.prose for document in self.documents))
+
+    @cached_property
+    def input_name(self) -> str:
+        """What the prompt works on, by the name of its first placeholder: `the customer message`; else empty."""
+        for document in self.documents:
+            for match in INPUT_NAME.finditer(document.text):
+                words = re.split(r"[_\s-]+", next(filter(None, match.groups())).strip().lower())
+                if words[-1] in INPUTS and len(words) <= MAX_NAME_WORDS:
+                    return " ".join(words)
+        return ""
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of several phrasings, by the seed."""
+        return options[random.Random(f"{self.seed}{options[0]}").randrange(len(options))]
+
+
+INPUTS = frozenset(
+    "text document doc documents article email mail message transcript review ticket question query input content "
+    "context code diff snippet conversation history comment description notes report passage story data invoice "
+    "resume feedback request issue page post abstract contract letter log logs chat thread".split()
+)
+"""Last words of placeholders that name what a prompt works on, not a setting such as {tone}."""
+
+
+def task_of(prompt: Prompt, *, seed: int = 0) -> Task:
+    """PromptError if the prompt cannot be mutated."""
+    found = texts(prompt)
+    documents = tuple(parse(each.text) for each in found)
+    return Task(texts=found, target=_target(found, documents), documents=documents, seed=seed)
+
+
+def _target(found: Sequence[Text], documents: Sequence[Document]) -> int:
+    """The last text of a user that says more than data does, else the first of the system."""
+    users = [number for number, each in enumerate(found) if each.role == "user" and _instructs(documents[number])]
+    if users:
+        return users[-1]
+    return next((number for number, document in enumerate(documents) if _instructs(document)), len(found) - 1)
+
+
+def _instructs(document: Document) -> bool:
+    """Whether there are words besides placeholders, labels and data."""
+    text = document.prose
+    return len(re.findall(r"[^\W\d_]{2,}", WITHOUT.sub(" ", text))) >= MIN_WORDS
+
+
+MIN_WORDS = 3
+WITHOUT = re.compile(r"\{[^{}]*\}|<[^<>]*>|\[[^\[\]]*\]|^\s*[\w ]{1,30}:", re.M)
