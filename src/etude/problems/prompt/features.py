@@ -21,9 +21,15 @@ VAGUE = re.compile(
 POLITE = re.compile(r"\b(?:please|kindly|thanks?|thank you|could you|would you|i would like|sorry|hello|hi|hope)\b")
 EXAMPLE = re.compile(r"\b(?:for example|e\.g\.|for instance|such as|examples?|input:|output:|q:|a:)")
 FORMAT = re.compile(r"\b(?:json|markdown|table|bullets?|bullet points?|csv|yaml|xml|html|format|list of|headings?)\b")
-LENGTH = re.compile(r"\b(?:words?|sentences?|paragraphs?|characters?|lines?|pages?|short|brief|concise|long|detailed)\b")
-LIMITING = re.compile(r"\b(?:only|must|never|always|do not|don't|avoid|without|at most|at least|no more than|exactly)\b")
-FALLBACK = re.compile(r"\bif\b[^.?!]{0,60}\b(?:missing|unclear|cannot|not|unknown|empty|unsure|fails?|invalid)\b|\botherwise\b")
+LENGTH = re.compile(
+    r"\b(?:words?|sentences?|paragraphs?|characters?|lines?|pages?|short|brief|concise|long|detailed)\b"
+)
+LIMITING = re.compile(
+    r"\b(?:only|must|never|always|do not|don't|avoid|without|at most|at least|no more than|exactly)\b"
+)
+FALLBACK = re.compile(
+    r"\bif\b[^.?!]{0,60}\b(?:missing|unclear|cannot|not|unknown|empty|unsure|fails?|invalid)\b|\botherwise\b"
+)
 STEPS = re.compile(r"\b(?:step|first|then|next|finally|after that|afterwards)\b")
 CLAUSES = re.compile(r",\s+(?:and\s+|then\s+)?|\band\b|;|\bthen\b")
 QUESTION = re.compile(r"\?")
@@ -49,7 +55,9 @@ def _flag(pattern: re.Pattern[str]) -> Callable[[Task], float]:
 
 
 def _blocks(*kinds: str, scale: float) -> Callable[[Task], float]:
-    return lambda task: _scaled(sum(block.kind in kinds for document in task.documents for block in _all(document)), scale)
+    return lambda task: _scaled(
+        sum(block.kind in kinds for document in task.documents for block in _all(document)), scale
+    )
 
 
 def _all(document: Document) -> tuple[object, ...]:

@@ -21,17 +21,13 @@ CUE = re.compile(r"[^\n]{1,60}:\s*\Z")
 WORD = re.compile(r"[^\W_]+")
 
 
-def addition(document: Document, lead: str, items: Sequence[str], *, title: str, prose: bool = True) -> Edit:
-    """The items under a lead-in, in the style of the prompt. Short plain prompts get sentences instead of a list."""
+def addition(document: Document, lead: str, items: Sequence[str], *, title: str) -> Edit:
+    """The items as a list under a lead-in, as the prompt writes its own sections; without a lead-in, as a paragraph."""
     line = document.newline
-    if prose and is_short(document):
-        added = f"{lead}: " + " ".join(items) if not lead.endswith((".", ":")) else f"{lead} " + " ".join(items)
-        added = " ".join(items) if not lead else added
-    else:
-        bullet = bullet_of(document)
-        body = line.join(f"{bullet} {item}" for item in items)
-        added = f"{head_of(document, lead, title)}{body}"
-    return inserted(document, added)
+    if not lead:
+        return inserted(document, " ".join(items))
+    bullet = bullet_of(document)
+    return inserted(document, head_of(document, lead, title) + line.join(f"{bullet} {item}" for item in items))
 
 
 def inserted(document: Document, added: str) -> Edit:
@@ -39,7 +35,12 @@ def inserted(document: Document, added: str) -> Edit:
     at, line = insertion(document), document.newline
     text = document.text
     if at < len(text):
-        return Edit(start=at, added=f"{added}{line}{line}")
+        gap = (
+            line
+            if at and text[:at].count("\n") and text[:at].rstrip(" \t").count("\n", len(text[:at].rstrip())) < 2
+            else ""
+        )
+        return Edit(start=at, added=f"{gap}{added}{line}{line}")
     stripped = text.rstrip()
     ending = text[len(stripped) :]
     # What ends in line ends keeps one: everything else of the text stays where it is.
@@ -99,12 +100,15 @@ def insertion(document: Document) -> int:
             return end  # `Summarise this text:` and the text belong together
         if keep and ends_with_colon(document, blocks[keep - 1]):
             keep -= 1
-    at = blocks[keep].start if 0 < keep < len(blocks) or (has_cue and keep == 0) else end
-    if at < end:
-        at = document.text.rfind("\n", 0, at) + 1
-        if document.has_template_blocks and document.depth(at) != 0:
-            return end
-    return at
+    if keep == len(blocks) or (keep == 0 and not has_cue):
+        return end
+    return next((block.start for block in blocks[keep:] if _may_precede(document, block.start)), end)
+
+
+def _may_precede(document: Document, at: int) -> bool:
+    """Whether a list before that position would end there: at the start of a line, in no template block."""
+    starts_line = at == 0 or document.text[at - 1] in "\r\n"
+    return starts_line and not (document.has_template_blocks and document.depth(at) != 0)
 
 
 def is_cue(document: Document, block: Block) -> bool:

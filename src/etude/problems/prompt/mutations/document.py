@@ -24,7 +24,18 @@ from markdown_it.token import Token
 from etude.contracts.errors import PromptError
 
 Kind = Literal[
-    "paragraph", "heading", "list", "item", "fence", "code", "quote", "table", "html", "rule", "reference", "front matter"
+    "paragraph",
+    "heading",
+    "list",
+    "item",
+    "fence",
+    "code",
+    "quote",
+    "table",
+    "html",
+    "rule",
+    "reference",
+    "front matter",
 ]
 
 PLACEHOLDER = re.compile(
@@ -48,14 +59,14 @@ FRONT_MATTER = re.compile(
     r"\A---[ \t]*(?:\r\n|\r|\n)(?=[\w\-]+[ \t]*:)(?:[^\r\n]*(?:\r\n|\r|\n))+?(?:---|\.\.\.)[ \t]*(?:\r\n|\r|\n|\Z)"
 )
 MARKER = re.compile(r"[ \t]*(?:[-+*]|\d{1,9}[.)])(?=[ \t]|$|[\r\n])[ \t]*")
-OPENS = re.compile(
-    r"\{%-?\s*(?:if|for|block|macro|call|filter|with|raw|autoescape)\b|\{%-?\s*set\s+\w+\s*-?%|\{\{[#^]"
-)
+OPENS = re.compile(r"\{%-?\s*(?:if|for|block|macro|call|filter|with|raw|autoescape)\b|\{%-?\s*set\s+\w+\s*-?%|\{\{[#^]")
 CLOSES = re.compile(r"\{%-?\s*end\w*|\{\{/")
 INLINE = re.compile(r"[`\[<]")
 """Without one of these there is no inline code, link or tag."""
 TAG = re.compile(r"</?([A-Za-z][\w.:-]*)")
-HTML_TAGS = frozenset({*block_names, "pre", "script", "style", "textarea", "img", "br", "a", "b", "i", "kbd", "sub", "sup"})
+HTML_TAGS = frozenset(
+    {*block_names, "pre", "script", "style", "textarea", "img", "br", "a", "b", "i", "kbd", "sub", "sup"}
+)
 KINDS: dict[str, Kind] = {
     "paragraph_open": "paragraph",
     "heading_open": "heading",

@@ -78,6 +78,54 @@ def backward(text: str, edits: Sequence[Edit]) -> str:
     return "".join((*found, text[at:]))
 
 
+class Pieces:
+    """A text under several rounds of edits: which parts of the original are left, and what was added between them."""
+
+    def __init__(self, text: str) -> None:
+        self.original = text
+        self._pieces: list[tuple[int, int, str]] = [(0, len(text), "")]
+
+    @property
+    def text(self) -> str:
+        return "".join(added or self.original[start:end] for start, end, added in self._pieces)
+
+    def apply(self, edits: Sequence[Edit]) -> None:
+        """Edits of the text as it is now, in order."""
+        for edit in reversed(edits):
+            left, rest = _cut(self._pieces, edit.start)
+            _, right = _cut(rest, len(edit.removed))
+            self._pieces = [*left, *([(0, 0, edit.added)] if edit.added else []), *right]
+
+    def edits(self, *, message: int | None, part: int | None) -> tuple[Edit, ...]:
+        """The difference from the original."""
+        found, at, added = [], 0, ""
+        for start, end, new in (*self._pieces, (len(self.original), len(self.original), "")):
+            if new:
+                added += new
+                continue
+            if start > at or added:
+                removed = self.original[at:start]
+                found.append(Edit(start=at, removed=removed, added=added, message=message, part=part))
+            at, added = end, ""
+        return tuple(found)
+
+
+def _cut(
+    pieces: Sequence[tuple[int, int, str]], at: int
+) -> tuple[list[tuple[int, int, str]], list[tuple[int, int, str]]]:
+    """The pieces before and after a position of the text that they make."""
+    for number, (start, end, added) in enumerate(pieces):
+        length = len(added) or end - start
+        if at < length:
+            if added:
+                halves = (0, 0, added[:at]), (0, 0, added[at:])
+            else:
+                halves = (start, start + at, ""), (start + at, end, "")
+            return [*pieces[:number], *([halves[0]] if at else [])], [halves[1], *pieces[number + 1 :]]
+        at -= length
+    return list(pieces), []
+
+
 def mutated(prompt: Prompt, mutation: str, edits: Iterable[Edit]) -> Mutated:
     """The prompt with edits applied."""
     ordered = tuple(edits)
@@ -99,9 +147,7 @@ def _each_text(prompt: Prompt, edits: Sequence[Edit], apply: Callable[[str, Sequ
 
 
 def _unified(before: str, after: str, name: str) -> str:
-    lines = difflib.unified_diff(
-        _lines(before), _lines(after), f"{name}, before", f"{name}, after"
-    )
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"{name}, before", f"{name}, after")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 

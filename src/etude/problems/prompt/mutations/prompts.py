@@ -63,7 +63,9 @@ def replaced(prompt: Prompt, changed: Mapping[tuple[int | None, int | None], str
 
 def _texts_of(number: int, message: Any) -> Iterator[Text]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise PromptError(f"message {number} of the prompt is {message!r:.60}: expected an object with role and content")
+        raise PromptError(
+            f"message {number} of the prompt is {message!r:.60}: expected an object with role and content"
+        )
     role, content = message["role"], message.get("content")
     if isinstance(content, str):
         yield Text(text=content, role=role, message=number)

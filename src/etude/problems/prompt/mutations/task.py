@@ -12,11 +12,22 @@ from typing import TypeVar
 from etude.problems.prompt.kinds import kind_of
 from etude.problems.prompt.mutations.document import Document, parse
 from etude.problems.prompt.mutations.prompts import Prompt, Text, texts
+from etude.problems.prompt.mutations.wording import STRICT, WANTS_JSON, deliverable
 
 T = TypeVar("T")
 
-INPUT_NAME = re.compile(r"\{\{?\s*([A-Za-z][A-Za-z_ ]{2,30})\s*\}?\}|</?([A-Za-z][A-Za-z_-]{2,30})>|\[([A-Z][A-Z_ ]{2,30})\]")
+INPUT_NAME = re.compile(
+    r"\{\{?\s*([A-Za-z][A-Za-z_ ]{2,30})\s*\}?\}|</?([A-Za-z][A-Za-z_-]{2,30})>|\[([A-Z][A-Z_ ]{2,30})\]"
+)
 MAX_NAME_WORDS = 3
+ENGLISH = frozenset(
+    "the a an of to and in is are that this it for with as on be you your from by or not at have has do what which how "
+    "why when who me my i we our us will can should if use write give make all each any into about please no than".split()
+)
+ENGLISH_SHARE = 0.12
+MIN_LANGUAGE_WORDS = 8
+LATIN = 0x24F
+"""The last letter of the extended Latin alphabet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +55,19 @@ class Task:
         return kind_of("\n".join(document.prose for document in self.documents))
 
     @cached_property
+    def deliverable(self) -> str:
+        """What is to be made, in one word; empty where that is not plain."""
+        return deliverable(self.kind, self.words)
+
+    @cached_property
+    def is_english(self) -> bool:
+        """Whether the words are English as far as can be seen; very short prompts count as English."""
+        words = re.findall(r"[^\W\d_]+", self.words)
+        if len(words) < MIN_LANGUAGE_WORDS:
+            return not any(ord(letter) > LATIN for letter in self.words)
+        return sum(word in ENGLISH for word in words) >= ENGLISH_SHARE * len(words)
+
+    @cached_property
     def input_name(self) -> str:
         """What the prompt works on, by the name of its first placeholder: `the customer message`; else empty."""
         for document in self.documents:
@@ -53,9 +77,18 @@ class Task:
                     return " ".join(words)
         return ""
 
+    @cached_property
+    def wants_json(self) -> bool:
+        return self.kind != "code" and WANTS_JSON.search(self.words) is not None
+
+    @cached_property
+    def is_strict(self) -> bool:
+        """Whether the answer has one fixed form that nothing may be put around."""
+        return STRICT.search(self.words) is not None
+
     def pick(self, options: Sequence[T]) -> T:
         """One of several phrasings, by the seed."""
-        return options[random.Random(f"{self.seed}{options[0]}").randrange(len(options))]
+        return options[random.Random(f"{self.seed}{options[0]!r:.20}").randrange(len(options))]
 
 
 INPUTS = frozenset(
