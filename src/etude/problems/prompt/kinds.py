@@ -27,7 +27,7 @@ KINDS = (
 )
 """Every kind, in the order of `kind_probabilities`."""
 
-MAX_CHARS = 8_000
+MAX_CHARS = 1_600
 """A request is at the beginning or the end: of longer texts, half of this is read at each."""
 PRIOR = {"other": 1.0}
 SHARPNESS = 1.2
@@ -95,12 +95,12 @@ EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
         (2.0, r"(what|why|when|where|who|which|how (?:do|does|did|can|is|are|many|much|long|to))\b[^.\n]{0,200}\?"),
         (
             2.2,
-            r"(answer (?:the|this|each|my|any|user|questions?)\b|using (?:only )?the (?:context|documents?|passages?)|"
+            r"(answer\b[^.\n]{0,30}\bquestions?|using (?:only )?the (?:context|documents?|passages?)|"
             r"based (?:only )?on the (?:context|documents?|following|passages?)|given the (?:context|passage)|"
             r"knowledge base|retrieved|faq)",
         ),
         (1.2, r"(explain|define|describe|what is|difference between|tell me)"),
-        (0.8, r"(context|question|answer)\s*:"),
+        (1.2, r"(context|question|answer)\s*:"),
     ),
     "extraction": (
         (
@@ -193,5 +193,6 @@ def _strength(weight: float, pattern: re.Pattern[str], words: str) -> float:
 
 STARTS = re.compile(r"(?:[.!?:\n][\s#>*\-\d.)\"'“]*|\b(?:please|to|and|then|must|should|you|will|now|task is)\s+)$")
 COMPILED = {
-    kind: tuple((weight, re.compile(rf"\b{pattern}")) for weight, pattern in rows) for kind, rows in EVIDENCE.items()
+    kind: tuple((weight, re.compile(rf"\b{pattern}(?!\w)")) for weight, pattern in rows)
+    for kind, rows in EVIDENCE.items()
 }

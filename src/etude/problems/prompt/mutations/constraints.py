@@ -28,7 +28,7 @@ TYPES = {
     ),
     "length": any_of(
         rf"{COUNT}[ -](?:words?|sentences?|paragraphs?|characters?|lines?|pages?|bullet|bullets|points?|items?|steps?|"
-        rf"tokens?|ideas?|examples?|options?|titles?|minutes?|stanzas?|reasons?|tips?|ways|questions?|findings)",
+        rf"tokens?|days?|weeks?|months?|hours?|ideas?|examples?|options?|titles?|minutes?|stanzas?|reasons?|tips?|ways|questions?|findings)",
         r"short|shorter|brief|briefly|concise(?:ly)?|succinct|long|longer|in (?:more |great )?detail|detailed|thorough|"
         r"comprehensive|exhaustive|in depth|in-depth|length|word (?:count|limit)|at most|no more than|at least|up to \d+|"
         r"maximum|minimum|max|tl;?dr|one-liner|haiku|tweet|sonnet|limerick|one word|complete list|as many as",
@@ -162,7 +162,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "translation": {
         "format": (
-            "Give the translation as plain text with the same paragraphs, lists and headings as the original.",
+            "Keep the structure of the original: the same format, paragraphs, lists and headings.",
             "Keep the format of the original: the same paragraphs, lists and line breaks.",
         ),
         "scope": (
@@ -199,7 +199,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "sources": (
             "Use well-established facts, and mark what is disputed or uncertain.",
-            "Name the source of each fact that is not common knowledge, where you know it.",
+            "Keep to well-established facts, and say where experts disagree.",
         ),
         "scope": (
             "Answer what was asked; leave out background that the answer does not need.",
@@ -236,8 +236,8 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "planning": {
         "format": (
-            "Use a table with one row per step: what, who, how long, and what it depends on.",
-            "Use a numbered list; each step has a result that can be checked, a duration and someone responsible.",
+            "Use a table with one row per step: what, when, how long, and what it depends on.",
+            "Use a numbered list in the order of time; for each step, say how long it takes and what has to be ready before.",
         ),
         "length": ("Use at most ten steps.", "Use no more than eight steps, each in one or two lines."),
         "scope": (

@@ -232,13 +232,13 @@ def _parts(document: Document, block: Block, sentence: Sentence, start: int, end
 
 def _steps_of_kind(task: Task, lead: str, title: str) -> tuple[Edit, ...]:
     """The steps that making such a thing takes, as a list of its own."""
-    if task.kind not in STEPS or task.is_strict:
+    if task.kind not in MADE or task.is_strict:
         return ()
     made = f"the {task.deliverable}" if task.deliverable else MADE[task.kind]
-    steps = [task.pick(options).format(it=made) for options in STEPS[task.kind]]
+    steps = STEPS[task.way][task.column(2)]
     document = task.document
     listed = document.newline.join(f"{number}. {step}" for number, step in enumerate(steps, start=1))
-    return (inserted(document, head_of(document, lead, title) + listed),)
+    return (inserted(document, head_of(document, lead, title) + listed.format(it=made)),)
 
 
 MADE = {
@@ -248,57 +248,104 @@ MADE = {
     "planning": "the plan",
     "maths": "the solution",
 }
-STEPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+STEPS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "code": (
         (
             "List what {it} takes and gives back, and its edge cases.",
-            "Say in two or three lines what {it} has to do, with its inputs, outputs and edge cases.",
-        ),
-        ("Outline the approach, and name one alternative.", "Choose an approach, and say in one line why."),
-        ("Write {it}.", "Write {it}, complete and without parts left out."),
-        (
+            "Outline the approach, and name one alternative.",
+            "Write {it}.",
             "Go through {it} with each edge case, and correct what fails.",
+        ),
+        (
+            "Say in two or three lines what {it} has to do, with its inputs, outputs and edge cases.",
+            "Choose an approach, and say in one line why.",
+            "Write {it}, complete and without parts left out.",
             "Check {it} against the list of edge cases, and mend what is wrong.",
+        ),
+    ),
+    "change of code": (
+        (
+            "Say what {it} does now, what it should do, and what causes the difference.",
+            "Choose the smallest change that is enough, and name what else it affects.",
+            "Make the change, and leave everything else as it is.",
+            "Check the change: say how to see that it works and that nothing else broke.",
+        ),
+        (
+            "Go through {it} line by line, and list what has to change and why.",
+            "Put these changes in an order in which everything works after each of them.",
+            "Carry them out one by one.",
+            "Compare before and after, and say how that can be tested.",
+        ),
+    ),
+    "interface": (
+        (
+            "List what {it} shows, what users can do there, and its states: empty, loading, failed, filled.",
+            "Divide {it} into parts, and say which data each of them needs.",
+            "Write {it} part by part, beginning with the outer one.",
+            "Go through every state, small screens and the keyboard, and correct what does not work.",
+        ),
+        (
+            "Describe {it} from top to bottom, with everything that reacts to a user.",
+            "Decide where each piece of state is kept.",
+            "Write {it}, complete and without parts left out.",
+            "Check {it} on a small screen, without a mouse and with missing data, and mend what is wrong.",
         ),
     ),
     "writing": (
         (
             "Note the one thing that readers should remember, and what they know already.",
-            "Decide on the main point and on the reader.",
-        ),
-        (
             "Outline {it}: opening, middle, end.",
-            "List the points of {it} in the order in which a reader asks for them.",
-        ),
-        ("Write {it} in full from the outline.", "Write a complete draft of {it}."),
-        (
+            "Write {it} in full from the outline.",
             "Read {it} as its reader would, shorten it, and correct it.",
+        ),
+        (
+            "Decide on the main point and on the reader.",
+            "List the points of {it} in the order in which a reader asks for them.",
+            "Write a complete draft of {it}.",
             "Revise {it}: remove what is not needed, and check every fact.",
         ),
     ),
     "analysis": (
-        ("State the question that the analysis answers.", "Say what is compared or examined, and by which criteria."),
-        ("Collect the facts for each criterion.", "Go through the material, and note what bears on the question."),
         (
-            "Interpret them: causes, sizes, and what speaks against each reading.",
-            "Weigh the facts, including those that do not fit.",
+            "State the question that the analysis answers.",
+            "Go through the material, and collect what bears on that question.",
+            "Interpret it: causes, sizes, and what speaks against each reading.",
+            "Draw the conclusion, and say how certain it is.",
         ),
-        ("Draw the conclusion, and say how certain it is.", "Conclude with a recommendation and its main risk."),
+        (
+            "Say what is examined or compared, and by which criteria.",
+            "Note the facts for each criterion.",
+            "Weigh the facts, including those that do not fit.",
+            "Conclude with a recommendation and its main risk.",
+        ),
     ),
     "planning": (
-        ("State the goal, and what is fixed: dates, people, budget.", "List the goal and the limits."),
-        ("List everything that has to be done.", "Break the goal down into pieces of work."),
-        ("Put it in order, with durations and what depends on what.", "Order the pieces, and estimate each of them."),
         (
+            "State the goal, and what is fixed: dates, people, budget.",
+            "List everything that has to be done.",
+            "Put it in order, with durations and what depends on what.",
             "Check {it} against the limits, and add a reserve for the riskiest step.",
-            "Go through {it} once, and mend what does not fit the limits.",
+        ),
+        (
+            "List the goal and the limits.",
+            "Break the goal down into pieces of work.",
+            "Order the pieces, and estimate each of them.",
+            "Go through {it} from the beginning, and mend what does not fit the limits.",
         ),
     ),
     "maths": (
-        ("Write down what is given and what is sought.", "Name the known and unknown quantities."),
-        ("Choose a method, and say why it applies.", "Set up the equations."),
-        ("Carry it out, one transformation per line.", "Solve them step by step."),
-        ("Check the result, and state it.", "Test the result with the given values, and state the answer."),
+        (
+            "Write down what is given and what is sought.",
+            "Choose a method, and say why it applies.",
+            "Carry it out, one transformation per line.",
+            "Check the result, and state it.",
+        ),
+        (
+            "Name the known and unknown quantities.",
+            "Set up the equations.",
+            "Solve them step by step.",
+            "Test the result with the given values, and state the answer.",
+        ),
     ),
 }
-"""By kind, what making such a thing takes; `{it}` is what is to be made."""
+"""What making such a thing takes, in two phrasings; `{it}` is what is to be made."""

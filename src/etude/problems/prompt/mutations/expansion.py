@@ -44,7 +44,7 @@ def plan(task: Task) -> tuple[Edit, ...] | str:
 
 
 def _options(task: Task) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    return tuple(DETAILS[task.kind].items())
+    return tuple(DETAILS[task.way].items())
 
 
 def _is_open(task: Task, name: str) -> bool:
@@ -79,6 +79,45 @@ DETAILS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "example": (
             "Example: show one typical call and one edge case, each with the result that is expected.",
             "Example: add a test for the usual case and one for an edge case.",
+        ),
+    },
+    "change of code": {
+        "input": (
+            "Begin with what happens now and what should happen, each in one sentence.",
+            "First say how the present behaviour can be seen, and what it should be.",
+        ),
+        "output": (
+            "Result: the cause in one or two sentences, then the changed code, then what else the change affects.",
+            "Result: only the parts that change, each with the reason, and how to check the change.",
+        ),
+        "quality": (
+            "Quality: the smallest change that removes the cause and not just the symptom, in the style of the code "
+            "around it.",
+            "Quality: everything that worked before works as before, and the next reader sees why it was changed.",
+        ),
+        "example": (
+            "Example: show one case that fails before the change and works after it.",
+            "Example: add a test that fails without the change.",
+        ),
+    },
+    "interface": {
+        "input": (
+            "Begin with the data that {it} shows and where they come from, and with what users can do there.",
+            "First list the states of {it}: empty, loading, failed, filled.",
+        ),
+        "output": (
+            "Result: {it} in full, divided into parts with clear names, then how to run it.",
+            "Result: in this order, the structure, the complete code, the styles, and what is left open.",
+        ),
+        "quality": (
+            "Quality: it works on small screens and with the keyboard, labels everything for screen readers, and does "
+            "not jump while it loads.",
+            "Quality: clear names, one purpose per part, text that can be replaced, no values repeated in several "
+            "places.",
+        ),
+        "example": (
+            "Example: fill it with realistic content, and include one very long and one missing value.",
+            "Example: show how {it} looks with one entry, with many, and with none.",
         ),
     },
     "writing": {

@@ -52,6 +52,8 @@ def _options(task: Task) -> tuple[tuple[str, ...], ...]:
         return AS_JSON
     if task.is_strict:
         return STRICT_LABEL if task.kind == "classification" else STRICT
+    if task.kind == "question answering" and not task.has_material:
+        return OPEN_QUESTION
     return ITEMS[task.kind]
 
 
@@ -98,6 +100,20 @@ STRICT_LABEL = (
     (
         "If none of the allowed answers fits, give the closest allowed one, in the same format.",
         "If {it} is empty or no answer fits, give the closest allowed answer; do not invent a new one.",
+    ),
+)
+OPEN_QUESTION = (
+    (
+        "If you do not know the answer for certain, say so plainly instead of guessing.",
+        "If the answer is not known, or disputed, say so, and name what is established.",
+    ),
+    (
+        "If the question is ambiguous, name the readings in one line and answer the most likely one.",
+        "If the question is unclear, say how you understood it before you answer.",
+    ),
+    (
+        "If you can answer only part of it, answer that part and say what is left open.",
+        "If you are not sure about part of the answer, mark that part as uncertain.",
     ),
 )
 ITEMS: dict[str, tuple[tuple[str, ...], ...]] = {

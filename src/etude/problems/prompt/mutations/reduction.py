@@ -81,7 +81,7 @@ REQUEST = re.compile(
 """The wrapping of a request in a sentence about it; what follows is a verb."""
 NO_TASKS = frozenset("know feel understand imagine see notice remember be have like want wait stop".split())
 OPENER = re.compile(
-    r"(?:please(?:,| note that| be aware that| be so kind as to| feel free to)?\s+|kindly\s+|(?:and|also),? please\s+|"
+    r"(?:note that\s+|please(?:,| note that| be aware that| be so kind as to| feel free to)?\s+|kindly\s+|(?:and|also),? please\s+|"
     r"(?:so|well|ok|okay|alright|anyway|basically|honestly|frankly|obviously|actually|hi|hello|hey|hi there|hello there),\s+|"
     r"(?:hi|hello|hey)(?: there)?!\s+|"
     r"(?:as you (?:may |might |probably )*know|as we all know|needless to say|to be (?:perfectly |completely )?honest|"
@@ -129,7 +129,8 @@ SHORTER = {
     "really really": "really",
 }
 FILLER = re.compile(
-    rf"\b(?:{'|'.join(SHORTER)})\b|(?<=[a-z,] )(?:basically|kindly) (?=[a-z])|(?<=, )please (?=[a-z])", re.I
+    rf"\b(?:{'|'.join(SHORTER)})\b|(?<=[a-z,] )(?:basically|kindly) (?=[a-z])|(?<=, )(?:please )?note that (?=[a-z])|(?<=, )please (?=[a-z])",
+    re.I,
 )
 FINAL_QUESTION = re.compile(r"\?+$")
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from etude.problems.prompt.kinds import kind_of
 from etude.problems.prompt.mutations.document import Document, parse
 from etude.problems.prompt.mutations.prompts import Prompt, Text, texts
-from etude.problems.prompt.mutations.wording import STRICT, WANTS_JSON, deliverable
+from etude.problems.prompt.mutations.wording import CHANGED, SHOWN, STRICT, WANTS_JSON, any_of, deliverable
 
 T = TypeVar("T")
 
@@ -60,6 +60,13 @@ class Task:
         return deliverable(self.kind, self.words)
 
     @cached_property
+    def way(self) -> str:
+        """The kind; of code, whether it is made, changed, or has a face."""
+        if self.kind == "code" and CHANGED.search(self.words):
+            return "change of code"
+        return "interface" if self.kind == "code" and self.deliverable in SHOWN else self.kind
+
+    @cached_property
     def is_english(self) -> bool:
         """Whether the words are English as far as can be seen; very short prompts count as English."""
         words = re.findall(r"[^\W\d_]+", self.words)
@@ -78,13 +85,23 @@ class Task:
         return ""
 
     @cached_property
+    def has_material(self) -> bool:
+        """Whether the prompt comes with something to work on: a placeholder, a quotation, or a text that it names."""
+        quoted = any(document.inventory.quoted or document.inventory.code for document in self.documents)
+        return quoted or bool(self.input_name) or MATERIAL.search(self.words) is not None
+
+    @cached_property
     def wants_json(self) -> bool:
-        return self.kind != "code" and WANTS_JSON.search(self.words) is not None
+        return not (self.kind == "code" and self.deliverable) and WANTS_JSON.search(self.words) is not None
 
     @cached_property
     def is_strict(self) -> bool:
         """Whether the answer has one fixed form that nothing may be put around."""
         return STRICT.search(self.words) is not None
+
+    def column(self, count: int) -> int:
+        """The same of several phrasings in rows that belong together."""
+        return random.Random(self.seed).randrange(count)
 
     def pick(self, options: Sequence[T]) -> T:
         """One of several phrasings, by the seed."""
@@ -120,5 +137,9 @@ def _instructs(document: Document) -> bool:
     return len(re.findall(r"[^\W\d_]{2,}", WITHOUT.sub(" ", text))) >= MIN_WORDS
 
 
+MATERIAL = any_of(
+    r"(?:context|text|document|documents|passage|article|transcript|manual|faq|knowledge base|sources?) ?:",
+    r"(?:the|this|following|given|these|provided) (?:context|text|documents?|passage|article|transcript|report|material)",
+)
 MIN_WORDS = 3
 WITHOUT = re.compile(r"\{[^{}]*\}|<[^<>]*>|\[[^\[\]]*\]|^\s*[\w ]{1,30}:", re.M)
