@@ -1,0 +1,1 @@
+"""Prompt mutation as a problem: which of five mutations makes a prompt better."""
