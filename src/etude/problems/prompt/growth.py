@@ -6,13 +6,10 @@ mutations that is legal, in the order of MUTATIONS: another order gives nearly t
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 
 from etude.contracts.ports import Vectors
 from etude.problems.prompt.mutations import MUTATIONS, Prompt, mutate
@@ -22,9 +19,6 @@ Rewards = Callable[[int, State, str, Callable[[], State]], float]
 """Number of the prompt, its state, a mutation, and what makes the state after it → the reward of the mutation."""
 OVER, NOT_MADE = -1, -2
 """In place of the next state: the sequence ends; the state was not made."""
-FEW = 100
-"""Prompts below which another process is not worth its start."""
-CHUNK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,30 +32,8 @@ class Grown:
     reward: tuple[tuple[float, ...], ...]  # per action
 
 
-def grow_all(
-    prompts: Sequence[Prompt],
-    rewards: Rewards,
-    rules: Rules,
-    *,
-    paths: int | None = None,
-    seed: int = 0,
-    processes: int = 0,
-) -> Iterator[Grown]:
-    """The states of every prompt, in order, by several processes where there are many (0: one per core)."""
-    numbered = list(enumerate(prompts))
-    work = partial(_grow_one, rewards=rewards, rules=rules, paths=paths, seed=seed)
-    many = processes or min(os.cpu_count() or 1, 8)
-    if many == 1 or len(numbered) < FEW:
-        yield from map(work, numbered)
-        return
-    with ProcessPoolExecutor(many, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(work, numbered, chunksize=CHUNK)
-
-
-def _grow_one(
-    numbered: tuple[int, Prompt], *, rewards: Rewards, rules: Rules, paths: int | None, seed: int
-) -> Grown:
-    number, prompt = numbered
+def grow(number: int, prompt: Prompt, rewards: Rewards, rules: Rules, *, paths: int | None, seed: int) -> Grown:
+    """All states of a prompt; or with `paths`, that many random sequences of mutations."""
     growing = _Growing(number, prompt, rules)
     if paths is None:
         growing.everywhere()

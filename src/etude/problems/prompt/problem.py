@@ -52,3 +52,7 @@ class PromptProblem:
 
     def resized(self, size: Mapping[str, int]) -> PromptProblem:
         return self
+
+
+def make_problem(own: PromptSettings) -> PromptProblem:
+    return PromptProblem(config=own.prompt, network=own.prompt_network)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from etude.problems.base import Obs
-from etude.problems.prompt.growth import Rewards, grow_all
+from etude.problems.prompt.growth import Rewards, grow
 from etude.problems.prompt.mutations import Prompt
 from etude.problems.prompt.reader import ACTIONS, STOP, PromptReader, legal
 
@@ -36,6 +36,14 @@ class States:
         found = {name: getattr(self, name)[rows] for name in ("embedding", "features", "done", "legal")}
         return found | {"sentences": self.vectors[self.sentences[rows]]}
 
+    def of(self, prompts: range) -> States:
+        """The states of some prompts, one after the other."""
+        rows = slice(int(self.start[prompts[0]]), [*self.start.tolist(), len(self.done)][prompts[-1] + 1])
+        own = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name not in ("vectors", "start")}
+        following = torch.where(own["next"] < 0, own["next"], own["next"] - rows.start)
+        start = self.start[prompts[0] : prompts[-1] + 1] - rows.start
+        return States(**{**own, "next": following}, vectors=self.vectors, start=start)
+
     def to(self, device: torch.device) -> States:
         return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
@@ -47,13 +55,12 @@ def make_states(
     *,
     paths: int | None = None,
     seed: int = 0,
-    processes: int = 0,
     report: Callable[[float], None] = lambda share: None,
 ) -> States:
     """All states of these prompts; or with `paths`, that many random sequences of mutations of each."""
     grown = []
-    for one in grow_all(prompts, rewards, reader.rules, paths=paths, seed=seed, processes=processes):
-        grown.append(one)
+    for number, prompt in enumerate(prompts):
+        grown.append(grow(number, prompt, rewards, reader.rules, paths=paths, seed=seed))
         report(len(grown) / len(prompts))
     ends = torch.tensor([len(one.states) for one in grown]).cumsum(0)
     start = torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])

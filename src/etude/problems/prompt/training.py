@@ -54,5 +54,5 @@ def _split(
     data: tuple[str, ...],
 ) -> Training:
     states = make_states(prompts, rewards, reader, paths=paths, seed=seed)
-    held_out = max(1, round(HELD_OUT * len(prompts)))
-    return Training(train=states.of(slice(0, len(prompts) - held_out)), validation=states.of(slice(-held_out, None)), data=data)
+    last = len(prompts) - max(1, round(HELD_OUT * len(prompts)))
+    return Training(train=states.of(range(last)), validation=states.of(range(last, len(prompts))), data=data)
