@@ -15,14 +15,20 @@ MAX_TOKENS = 8192
 TIMEOUT_S = 120.0
 
 
-def mutating_model(named: str, *, api_key_env: str | None = None, env: Mapping[str, str] = os.environ) -> Model:
+def mutating_model(named: str, *, api_key_env: str | None = None, env: Mapping[str, str] | None = None) -> Model:
     """The model that `URL#MODEL` names; ConfigError where that is not one. Nothing is sent yet."""
     url, _, model = named.partition("#")
     if not url or not model or not model.isprintable():
         raise ConfigError(
             f"{named.partition('?')[0]!r} names no model: expected URL#MODEL, such as http://localhost:11434/v1#qwen3"
         )
-    worker = OpenAIWorker(model, url=url, model=model, api_key=_api_key(api_key_env, env), max_tokens=MAX_TOKENS)
+    worker = OpenAIWorker(
+        model,
+        url=url,
+        model=model,
+        api_key=_api_key(api_key_env, os.environ if env is None else env),
+        max_tokens=MAX_TOKENS,
+    )
 
     def ask(prompt: str) -> str:
         async def once() -> str:

@@ -16,7 +16,7 @@ from etude.contracts.errors import ConfigError, PromptError
 from etude.contracts.formats import percent
 from etude.problems.prompt.kinds import kind_probabilities
 from etude.problems.prompt.masks import reasons
-from etude.problems.prompt.mutations import MUTATIONS, Mutated, Prompt, mutate, mutate_by_model
+from etude.problems.prompt.mutations import MUTATIONS, Message, Mutated, Prompt, mutate, mutate_by_model
 
 app = typer.Typer(no_args_is_help=True, help="Prompts and their mutations.")
 MAX_BYTES = 1 << 25
@@ -49,7 +49,7 @@ def mutate_prompt(
         str | None,
         typer.Option(
             metavar="URL#MODEL",
-            help="Language model that carries the mutation out, at an OpenAI-compatible URL; the rules check its answer.",
+            help="Language model that carries the mutation out, at an OpenAI-compatible URL; rules check its answer.",
             show_default="rules alone",
         ),
     ] = None,
@@ -96,7 +96,7 @@ def _prompt(text: str, *, chat: bool) -> Prompt:
     if not chat:
         return text
     try:
-        found: Prompt = msgspec.json.decode(text, type=list[dict[str, Any]])
+        found: Prompt = msgspec.json.decode(text, type=list[Message])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise PromptError(
             f"with --chat, the prompt is {text!r:.60}: {error}; expected a JSON list of messages"

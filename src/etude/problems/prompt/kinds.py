@@ -39,8 +39,10 @@ EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
     "code": (
         (
             2.5,
-            r"(write|implement|create|build|code|refactor|debug|fix|optimi[sz]e|port|review|add|generate|develop|make)"
-            r"\b[^.\n]{0,60}\b(functions?|class(?:es)?|scripts?|code|programs?|apis?|endpoints?|components?|quer(?:y|ies)|"
+            r"(write|implement|create|build|code|refactor|debug|fix|optimi[sz]e|port|review|add|generate|develop|"
+            r"make)"
+            r"\b[^.\n]{0,60}\b(functions?|class(?:es)?|scripts?|code|programs?|apis?|endpoints?|components?|"
+            r"quer(?:y|ies)|"
             r"regex(?:es)?|unit tests?|tests?|bugs?|modules?|hooks?|middleware|schemas?|migrations?|apps?|cli|"
             r"algorithms?|selectors?|pages?|servers?|routes?|dockerfile|queries|parsers?|methods?|stylesheets?)",
         ),
@@ -60,9 +62,11 @@ EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
         (
             2.5,
             r"(write|draft|compose|create|generate|craft|rewrite|rephrase|reword|improve|edit|polish|proofread|make)"
-            r"\b[^.\n]{0,60}\b(emails?|letters?|blog(?: posts?)?|articles?|essays?|stor(?:y|ies)|poems?|tweets?|posts?|"
+            r"\b[^.\n]{0,60}\b(emails?|letters?|blog(?: posts?)?|articles?|essays?|stor(?:y|ies)|poems?|tweets?|"
+            r"posts?|"
             r"captions?|headlines?|copy|descriptions?|slogans?|taglines?|speech(?:es)?|reviews?|bios?|paragraphs?|"
-            r"scripts? for|newsletters?|announcements?|press release|cover letter|landing page|wording|tone|sentences?|"
+            r"scripts? for|newsletters?|announcements?|press release|cover letter|landing page|wording|tone|"
+            r"sentences?|"
             r"haiku|song|dialogue|scene|reply|release notes|microcopy|text|titles?|invitation|toast)",
         ),
         (1.2, r"(copywriter|storyteller|novelist|ghost ?writer|editor|marketing copy|brand voice|seo)"),
@@ -79,14 +83,16 @@ EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
     "translation": (
         (
             3.5,
-            r"(translat(?:e|es|ed|ion|or|ing)|locali[sz]e|locali[sz]ation|into (?:english|french|german|spanish|italian|"
+            r"(translat(?:e|es|ed|ion|or|ing)|locali[sz]e|locali[sz]ation|into (?:english|french|german|spanish|"
+            r"italian|"
             r"japanese|chinese|portuguese|dutch|polish|russian|arabic|korean|turkish|swedish|hindi))",
         ),
     ),
     "analysis": (
         (
             2.4,
-            r"(analy[sz]e|analysis|evaluate|assess|compare|contrast|critique|examine|investigate|review|audit|diagnose|"
+            r"(analy[sz]e|analysis|evaluate|assess|compare|contrast|critique|examine|investigate|review|audit|"
+            r"diagnose|"
             r"pros and cons|trade-?offs|root cause|swot|interpret|recommend(?:ation)?s?|strengths and weaknesses)",
         ),
         (0.8, r"(trends?|insights?|data ?set|metrics|survey|risks?|competitors?|performance|churn)"),
@@ -106,15 +112,18 @@ EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
         (
             3.2,
             r"(extract|pull out|parse|identify all|find all|list all|collect all|scrape|named entit(?:y|ies)|"
-            r"fill (?:in )?the (?:fields|schema)|structured data|convert\b[^.\n]{0,40}\bto (?:json|csv|yaml|a table))",
+            r"fill (?:in )?the (?:fields|schema)|structured data|convert\b[^.\n]{0,40}\bto (?:json|csv|yaml|a "
+            r"table))",
         ),
         (0.9, r"(fields?|entities|key-?value|invoice|receipt|resume|schema)"),
     ),
     "classification": (
         (
             3.4,
-            r"(classify|categori[sz]e|label (?:the|each|this)|sentiment|assign\b[^.\n]{0,40}\b(?:category|label|tag|class)|"
-            r"which (?:category|class|label)|is (?:this|it|the following) (?:spam|toxic|positive)|tag (?:the|each|this)|"
+            r"(classify|categori[sz]e|label (?:the|each|this)|sentiment|assign\b[^.\n]{0,40}\b(?:category|label|"
+            r"tag|class)|"
+            r"which (?:category|class|label)|is (?:this|it|the following) (?:spam|toxic|positive)|tag (?:the|each|"
+            r"this)|"
             r"moderat(?:e|ion)|detect (?:the )?(?:intent|language|sentiment)|route (?:the|each|this))",
         ),
         (1.0, r"(categories|labels?|positive|negative|neutral|spam|intent|one of the following)"),
@@ -122,8 +131,10 @@ EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
     "planning": (
         (
             2.8,
-            r"((?:plan|organi[sz]e|schedule|outline) (?:a|an|my|our|the|me|for)\b|(?:make|create|write|design|develop|build|"
-            r"draft|give me|propose|prepare)\b[^.\n]{0,60}\b(?:plan|roadmap|schedule|itinerary|strategy|timeline|agenda|"
+            r"((?:plan|organi[sz]e|schedule|outline) (?:a|an|my|our|the|me|for)\b|(?:make|create|write|design|"
+            r"develop|build|"
+            r"draft|give me|propose|prepare)\b[^.\n]{0,60}\b(?:plan|roadmap|schedule|itinerary|strategy|timeline|"
+            r"agenda|"
             r"curriculum|checklist|syllabus|budget|backlog|routine)s?)",
         ),
         (1.0, r"(milestones?|deadlines?|week \w+|itinerary|roadmap|sprint|agenda|workout|meal plan|steps to)"),
@@ -131,7 +142,8 @@ EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
     "conversation": (
         (
             2.4,
-            r"(you are (?:a|an|the)\b[^.\n]{0,80}\b(?:assistant|chat ?bot|support agent|agent|concierge|companion|coach|"
+            r"(you are (?:a|an|the)\b[^.\n]{0,80}\b(?:assistant|chat ?bot|support agent|agent|concierge|companion|"
+            r"coach|"
             r"tutor|receptionist|representative|bot)|act as|role-?play|pretend (?:to be|you)|customer support|"
             r"talk (?:to|with)|chat with|greet|respond to (?:the )?(?:user|customer)s?)",
         ),

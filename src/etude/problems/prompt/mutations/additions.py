@@ -22,7 +22,8 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def addition(document: Document, lead: str, items: Sequence[str], *, title: str) -> Edit:
-    """The items as a list under a lead-in, as the prompt writes its own sections; without a lead-in, as a paragraph."""
+    """The items as a list under a lead-in, as the prompt writes its own sections; without a lead-in, as a "
+    "paragraph."""
     line = document.newline
     if not lead:
         return inserted(document, " ".join(items))

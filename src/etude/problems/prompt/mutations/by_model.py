@@ -35,8 +35,8 @@ INSTRUCTIONS: Mapping[str, str] = {
         "remove politeness, filler, repetition and background that the task does not need, but no instruction, "
         "constraint, number or name"
     ),
-    EXPANSION: "add details that a good result needs: what the inputs are, the form of the output, what good looks like",
-    CONSTRAINTS: "add specific constraints that it lacks, such as format, length, scope or sources, against none it has",
+    EXPANSION: "add details that a good result needs: what the inputs are, the form of the output, what is good",
+    CONSTRAINTS: "add constraints that it lacks, such as format, length, scope or sources, and contradict none that it has",
     DECOMPOSITION: "divide the task into numbered sub-tasks, in the words of the prompt",
 }
 REQUEST = """\
@@ -44,9 +44,9 @@ Rewrite a prompt for a language model. Do not carry the prompt out: change its w
 
 What to change: {instruction}.
 
-Keep every placeholder (such as {{name}} or ${{NAME}}), tag, code block, link, number, quotation and table exactly as it is,
-and add no placeholder. Keep the language and the Markdown of the prompt. Answer with the new prompt between <prompt> and
-</prompt>, and with nothing else.
+Keep every placeholder (such as {{name}} or ${{NAME}}), tag, code block, link, number, quotation and table exactly as it
+is, and add no placeholder. Keep the language and the Markdown of the prompt. Answer with the new prompt between
+<prompt> and </prompt>, and with nothing else.
 
 <prompt>
 {text}

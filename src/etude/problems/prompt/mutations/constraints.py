@@ -21,20 +21,27 @@ ADDED = any_of(*(each.lower() for each in (*TITLES, *LEADS)))
 COUNT = r"(?:\d+|one|two|three|four|five|six|seven|eight|ten|twelve|a single|a few)"
 TYPES = {
     "format": any_of(
-        r"json|yaml|csv|xml|html|markdown|tables?|bullets?|bullet(?:ed)? (?:points?|lists?)|numbered|lists? of|as a list",
+        r"json|yaml|csv|xml|html|markdown|tables?|bullets?|bullet(?:ed)? (?:points?|lists?)|numbered|lists? of|as "
+        r"a list",
         r"format(?:ted)?|schema|template|headings?|code blocks?|comma[- ]separated|one per line|one word|yes or no",
-        r"sections?|columns?|fields?|keys?|diff|plain text|outline|structure[ds]?|step by step|final answer|in the form",
+        r"sections?|columns?|fields?|keys?|diff|plain text|outline|structure[ds]?|step by step|final answer|in the "
+        r"form",
         r"dialogue|haiku|sonnet|limerick|poem|tweet|headline|subject line|hashtags?|labels? alone|on its own line",
     ),
     "length": any_of(
-        rf"{COUNT}[ -](?:words?|sentences?|paragraphs?|characters?|lines?|pages?|bullet|bullets|points?|items?|steps?|"
-        rf"tokens?|days?|weeks?|months?|hours?|ideas?|examples?|options?|titles?|minutes?|stanzas?|reasons?|tips?|ways|questions?|findings)",
-        r"short|shorter|brief|briefly|concise(?:ly)?|succinct|long|longer|in (?:more |great )?detail|detailed|thorough|"
-        r"comprehensive|exhaustive|in depth|in-depth|length|word (?:count|limit)|at most|no more than|at least|up to \d+|"
+        rf"{COUNT}[ -](?:words?|sentences?|paragraphs?|characters?|lines?|pages?|bullet|bullets|points?|items?|"
+        rf"steps?|"
+        rf"tokens?|days?|weeks?|months?|hours?|ideas?|examples?|options?|titles?|minutes?|stanzas?|reasons?|tips?|"
+        rf"ways|questions?|findings)",
+        r"short|shorter|brief|briefly|concise(?:ly)?|succinct|long|longer|in (?:more |great )?detail|detailed|"
+        r"thorough|"
+        r"comprehensive|exhaustive|in depth|in-depth|length|word (?:count|limit)|at most|no more than|at least|up "
+        r"to \d+|"
         r"maximum|minimum|max|tl;?dr|one-liner|haiku|tweet|sonnet|limerick|one word|complete list|as many as",
     ),
     "scope": any_of(
-        r"only|focus(?:ing|ed)?(?: on)?|limit(?:ed)?|restrict(?:ed)?|do not|don't|avoid|exclude|excluding|without|ignore|"
+        r"only|focus(?:ing|ed)?(?: on)?|limit(?:ed)?|restrict(?:ed)?|do not|don't|avoid|exclude|excluding|without|"
+        r"ignore|"
         r"except|must not|never|nothing else|stick to|leave out|skip|no \w+ (?:code|libraries|comments|jargon)|alone|"
         r"not? (?:add|include|mention|change)|keep (?:it|the|to)|stay (?:on|within)",
     ),
@@ -42,24 +49,32 @@ TYPES = {
         r"sources?|cit(?:e|es|ed|ing|ations?)|references?|based on|according to|evidence|quot(?:e|es|ing|ations?)",
         r"(?:from|in|using|use) (?:only )?(?:the|this|these|my|our|your) (?:\w+ )?(?:text|context|documents?|article|"
         r"passage|data|transcript|report|notes|sources?|material|knowledge base|message|email)",
-        r"(?:provided|given|attached|following) (?:text|context|documents?|article|passage|data|information|material)",
+        r"(?:provided|given|attached|following) (?:text|context|documents?|article|passage|data|information|"
+        r"material)",
         r"by the text alone|well[- ]established",
     ),
     "language": any_of(
-        r"(?:in|into|to|speak|use|american|british|plain|simple|from) (?:english|french|german|spanish|italian|japanese|"
+        r"(?:in|into|to|speak|use|american|british|plain|simple|from) (?:english|french|german|spanish|italian|"
+        r"japanese|"
         r"chinese|portuguese|dutch|polish|russian|arabic|korean|turkish|hindi|swedish|mandarin)",
         r"language of|same language|english|language and (?:its )?version",
     ),
     "programming language": any_of(
-        r"python|javascript|typescript|react|vue|svelte|angular|next\.?js|node(?:\.?js)?|sql|postgres(?:ql)?|mysql|sqlite",
-        r"java|c\+\+|c#|rust|golang|go|php|ruby|rails|bash|shell|html|css|tailwind|django|flask|fastapi|express|kotlin",
-        r"swift|docker(?:file)?|git|regex(?:es)?|regular expressions?|graphql|laravel|terraform|yaml|powershell|perl|r|"
+        r"python|javascript|typescript|react|vue|svelte|angular|next\.?js|node(?:\.?js)?|sql|postgres(?:ql)?|mysql|"
+        r"sqlite",
+        r"java|c\+\+|c#|rust|golang|go|php|ruby|rails|bash|shell|html|css|tailwind|django|flask|fastapi|express|"
+        r"kotlin",
+        r"swift|docker(?:file)?|git|regex(?:es)?|regular expressions?|graphql|laravel|terraform|yaml|powershell|"
+        r"perl|r|"
         r"language and (?:its )?version|cron|jquery|excel|\.net|scala|lua|nginx|kubernetes|webpack|vite|jest|pytest",
     ),
     "reader": any_of(
-        r"audience|readers?|beginners?|experts?|child(?:ren)?|kids?|students?|tone|styles?|formal|informal|friendly|casual|"
-        r"professional|voice|year[- ]olds?|colleagues?|customers?|clients?|managers?|team|users?|developers?|engineers?|"
-        r"executives?|layman|lay person|persuasive|funny|humorous|warm|polite|playful|serious|empathetic|boss|register|"
+        r"audience|readers?|beginners?|experts?|child(?:ren)?|kids?|students?|tone|styles?|formal|informal|"
+        r"friendly|casual|"
+        r"professional|voice|year[- ]olds?|colleagues?|customers?|clients?|managers?|team|users?|developers?|"
+        r"engineers?|"
+        r"executives?|layman|lay person|persuasive|funny|humorous|warm|polite|playful|serious|empathetic|boss|"
+        r"register|"
         r"friend|my (?:wife|husband|mother|father|teacher|landlord)|recruiters?|hiring|investors?|public|newcomers?",
     ),
 }
@@ -156,7 +171,8 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "length": ("Use no more than 120 words.", "Write at most five points of one sentence each."),
         "sources": (
-            "Say nothing that the text does not say; keep its names, figures and dates exactly, based on the text alone.",
+            "Say nothing that the text does not say; keep its names, figures and dates exactly, based on the text "
+            "alone.",
             "Use only what is in the given text, with its figures and names unchanged.",
         ),
     },
@@ -237,7 +253,8 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "planning": {
         "format": (
             "Use a table with one row per step: what, when, how long, and what it depends on.",
-            "Use a numbered list in the order of time; for each step, say how long it takes and what has to be ready before.",
+            "Use a numbered list in the order of time; for each step, say how long it takes and what has to be "
+            "ready before.",
         ),
         "length": ("Use at most ten steps.", "Use no more than eight steps, each in one or two lines."),
         "scope": (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from etude.problems.prompt.mutations.additions import head_of, inserted
 from etude.problems.prompt.mutations.document import Block, Document
@@ -113,7 +114,8 @@ def _numbered_clauses(document: Document, lead: str) -> tuple[Edit, ...]:
 
 
 def _may_become_list(document: Document, number: int) -> bool:
-    """A paragraph, with an empty line or nothing after it, in no template block, without lines that would be markers."""
+    """A paragraph, with an empty line or nothing after it, in no template block, without lines that would be "
+    "markers."""
     block = document.blocks[number]
     following = document.blocks[number + 1] if number + 1 < len(document.blocks) else None
     text = document.of(block)
@@ -173,7 +175,7 @@ def _as_list(document: Document, block: Block, steps: Sequence[tuple[int, int]],
     yield from _changed(
         text, first - len(before), first, (line * 2 if first > block.start else "") + f"{lead}:{line * 2}1. "
     )
-    for number, ((start, end), (following, _)) in enumerate(zip(steps, steps[1:], strict=False), start=2):
+    for number, ((start, end), (following, _)) in enumerate(pairwise(steps), start=2):
         yield from _first_letter(document, start)
         mark = "" if text[end - 1] in ".!?:;。！？*_" else "."
         yield Edit(start=end, removed=text[end:following], added=f"{mark}{line}{number}. ")

@@ -1,4 +1,4 @@
-"""A prompt as Markdown: its blocks with their positions in the text, and the spans inside them that no mutation touches.
+"""A prompt as Markdown: its blocks with their positions in the text, and the spans that no mutation touches.
 
 markdown-it-py finds the blocks and the inline code, links and tags. It knows no templates and no front matter: tags
 such as <document> are read as text here, and placeholders are spans of their own.
@@ -210,7 +210,8 @@ def _check_fences(tokens: Sequence[Token], lines: _Lines, text: str) -> None:
         closed = after - first > 1 and len(last) >= len(token.markup) and not last.strip(token.markup[0])
         if not closed:
             raise PromptError(
-                f"the code fence {token.markup} on line {first + 1} is never closed: close it with {token.markup} on a "
+                f"the code fence {token.markup} on line {first + 1} is never closed: close it with {token.markup} "
+                f"on a "
                 "line of its own, or remove it"
             )
 
@@ -237,7 +238,7 @@ class _Reader:
 
     def block(self, token: Token, begins: int) -> Block:
         assert token.map is not None
-        start, end = self.span(*token.map, begins)
+        start, end = self.span(token.map[0], token.map[1], begins)
         if token.type in ("bullet_list_open", "ordered_list_open"):
             self.at += 1
             items = []
@@ -252,11 +253,11 @@ class _Reader:
 
     def item(self, token: Token, begins: int) -> Block:
         assert token.map is not None
-        start, end = self.span(*token.map, begins)
+        start, end = self.span(token.map[0], token.map[1], begins)
         marker = MARKER.match(self.text, start)
         inner = min(marker.end() if marker else start, max(start, end))
         self.at += 1
-        blocks = self.blocks(*token.map, inner)
+        blocks = self.blocks(token.map[0], token.map[1], inner)
         self.at += 1
         return Block(kind="item", start=start, end=end, inner=inner, marker=self.text[start:inner], blocks=blocks)
 

@@ -24,7 +24,8 @@ PRESENT = {
         r"return (?:a|an|the)|sections?:|in this (?:order|format)|structure[ds]?|following format|one word|yes or no",
     ),
     "quality": any_of(
-        r"a good (?:\w+ )?(?:\w+ )?(?:is|has|does)|criteria|high[- ]quality|should be (?:\w+,? )+and \w+|make sure|ensure",
+        r"a good (?:\w+ )?(?:\w+ )?(?:is|has|does)|criteria|high[- ]quality|should be (?:\w+,? )+and \w+|make sure|"
+        r"ensure",
         r"must be|best practices?|acceptance",
     ),
     "example": any_of(r"for example|for instance|e\.g\.|examples?:?|such as|like this|sample"),
@@ -73,7 +74,8 @@ DETAILS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "quality": (
             "Quality: clear names, one purpose per part, errors that say what was wrong, no surprising side effects.",
-            "Quality: {it} is easy to read, handles empty, very large and invalid inputs, and follows the conventions "
+            "Quality: {it} is easy to read, handles empty, very large and invalid inputs, and follows the "
+            "conventions "
             "of its language.",
         ),
         "example": (
@@ -110,7 +112,8 @@ DETAILS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Result: in this order, the structure, the complete code, the styles, and what is left open.",
         ),
         "quality": (
-            "Quality: it works on small screens and with the keyboard, labels everything for screen readers, and does "
+            "Quality: it works on small screens and with the keyboard, labels everything for screen readers, and "
+            "does "
             "not jump while it loads.",
             "Quality: clear names, one purpose per part, text that can be replaced, no values repeated in several "
             "places.",
@@ -126,7 +129,8 @@ DETAILS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Begin from the reader: what do they want to know first, and what would stop them from reading on?",
         ),
         "output": (
-            "Form: an opening that makes the point, a middle with one concrete example per claim, an end with the next "
+            "Form: an opening that makes the point, a middle with one concrete example per claim, an end with the "
+            "next "
             "step.",
             "Form: the first sentence says why this matters; each paragraph has one idea; the last one asks for "
             "something definite.",
@@ -147,7 +151,8 @@ DETAILS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Separate what is reported as a fact from what somebody claims, and keep that difference.",
         ),
         "output": (
-            "Form: first the main point in one sentence, then the supporting points, then what is decided or left open.",
+            "Form: first the main point in one sentence, then the supporting points, then what is decided or left "
+            "open.",
             "Form: what happened, why it matters, and what comes next, in this order.",
         ),
         "quality": (
@@ -291,7 +296,8 @@ DETAILS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Form: each transformation on its own line, with the reason next to it.",
         ),
         "quality": (
-            "Quality: every step follows from the one before, and special cases such as division by zero are looked at.",
+            "Quality: every step follows from the one before, and special cases such as division by zero are "
+            "looked at.",
             "Quality: a reader at school level can follow each step without paper.",
         ),
         "example": (

@@ -22,11 +22,13 @@ SHORT_ITEMS = 2
 
 FAILS = (
     r"(?:not sure|unsure|don't know|do not know|cannot|can't|unable|missing|unclear|ambiguous|unknown|empty|fails?|"
-    r"invalid|impossible|not everything|goes wrong|isn't|aren't|doesn't|does not|do not|no answer|lacks?|incomplete|contradicts?|fits|"
+    r"invalid|impossible|not everything|goes wrong|isn't|aren't|doesn't|does not|do not|no answer|lacks?|"
+    r"incomplete|contradicts?|fits|"
     r"not (?:found|available|present|given|possible|in|contain|provided|clear|certain|fit|covered|known|stated))"
 )
 PRESENT = any_of(
-    rf"if (?:you|it|that|this|they|there|the|an?|any|no|not|none|some|something|nothing|part|more|two|data|details|tone|only)\b"
+    rf"if (?:you|it|that|this|they|there|the|an?|any|no|not|none|some|something|nothing|part|more|two|data|details|"
+    rf"tone|only)\b"
     rf"[^.?!]{{0,70}}?\b{FAILS}",
     r"if (?:unsure|uncertain|unclear|impossible|in doubt|none|nothing|missing)",
     r"(?:when|if) in doubt|fall ?backs?|in case of (?:doubt|errors?)|instead of guessing|rather than guess(?:ing)?",
@@ -123,7 +125,8 @@ ITEMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "If the request is ambiguous, take the more common reading and say which one you took.",
         ),
         (
-            "If something cannot be done as asked, for example because a version or a library does not support it, say "
+            "If something cannot be done as asked, for example because a version or a library does not support it, "
+            "say "
             "why and give the closest version that works.",
             "If part of it is not possible, say which part and why, and deliver everything else in working order.",
         ),
@@ -139,7 +142,8 @@ ITEMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         (
             "If tone or audience are unclear, write for an interested reader without special knowledge.",
-            "If it is unclear for whom this is, choose one reader, write for that one, and say so in one line at the end.",
+            "If it is unclear for whom this is, choose one reader, write for that one, and say so in one line at "
+            "the end.",
         ),
         (
             "If the topic does not fit into the length, cover the most important point well and drop the rest.",
@@ -191,14 +195,16 @@ ITEMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "question answering": (
         (
             "If you do not know the answer, or {it} does not contain it, say so plainly instead of guessing.",
-            "If the answer is not known or not given in {it}, reply that you do not know, and name what would be needed.",
+            "If the answer is not known or not given in {it}, reply that you do not know, and name what would be "
+            "needed.",
         ),
         (
             "If the question is ambiguous, name the readings in one line and answer the most likely one.",
             "If the question is unclear, say how you understood it before you answer.",
         ),
         (
-            "If only part of the question can be answered because something is missing, answer that part and say what "
+            "If only part of the question can be answered because something is missing, answer that part and say "
+            "what "
             "is left open.",
             "If you are not sure about part of the answer, mark that part as uncertain.",
         ),
@@ -256,7 +262,8 @@ ITEMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         (
             "If a request does not belong to your task, say so politely and lead back to what you can do.",
-            "If something goes wrong or the user is upset, stay calm, name the problem, and offer one concrete way out.",
+            "If something goes wrong or the user is upset, stay calm, name the problem, and offer one concrete way "
+            "out.",
         ),
     ),
     "maths": (

@@ -1,4 +1,5 @@
-"""What no mutation may do to a prompt: lose a placeholder, code, a link, a number or quoted material, or add variables."""
+"""What no mutation may do to a prompt: lose a placeholder, code, a link, a number or quoted material, or add "
+"variables."""
 
 from __future__ import annotations
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 
 from etude.problems.prompt.mutations.document import Document
+from etude.problems.prompt.mutations.wording import words
 
 NOUNS = (
     "text|sentences?|paragraphs?|passages?|e-?mails?|messages?|letters?|reviews?|articles?|documents?|stor(?:y|ies)|"
-    "comments?|tweets?|transcripts?|conversations?|dialogues?|code|inputs?|content|poems?|essays?|posts?|notes?|abstracts?|"
-    "words?|phrases?|quotes?|data|examples?|logs?|lyrics|descriptions?|drafts?|tickets?|questions?|prompts?|context|q|user"
+    "comments?|tweets?|transcripts?|conversations?|dialogues?|code|inputs?|content|poems?|essays?|posts?|notes?|"
+    "abstracts?|"
+    "words?|phrases?|quotes?|data|examples?|logs?|lyrics|descriptions?|drafts?|tickets?|questions?|prompts?|"
+    "context|q|user"
 )
 VERBS = (
-    "translate|rewrite|rephrase|reword|proofread|paraphrase|correct|edit|polish|improve|shorten|summari[sz]e|classify|"
+    "translate|rewrite|rephrase|reword|proofread|paraphrase|correct|edit|polish|improve|shorten|summari[sz]e|"
+    "classify|"
     "simplify|reply to|respond to|fix|label|tag|convert|complete|continue|analy[sz]e|critique|grade|review|annotate"
 )
 WITH_COLON = re.compile(
@@ -22,14 +26,15 @@ WITH_COLON = re.compile(
 )
 """`Translate the following text:` and `Input:`: everything after it is material."""
 WITHOUT_COLON = re.compile(
-    rf"\b(?:{VERBS})\b[^.:\n]{{0,40}}\b(?:this|these|the following|below|my|it)\b|\b(?:{NOUNS}) (?:below|is below|follows)\b",
+    rf"\b(?:{VERBS})\b[^.:\n]{{0,40}}\b(?:this|these|the following|below|my|it)\b|\b(?:{NOUNS}) (?:below|is below|"
+    rf"follows)\b",
     re.I,
 )
 """`Proofread my letter`: the blocks after it may be material."""
 TAG = re.compile(r"<(?!/)([A-Za-z_][\w-]*)[^<>\n]{0,80}>")
-INSTRUCTING_TAGS = frozenset(
-    "instructions instruction task tasks rules role system prompt guidelines requirements goal objective background "
-    "constraints format output_format persona".split()
+INSTRUCTING_TAGS = words(
+    "background constraints format goal guidelines instruction instructions objective output_format persona "
+    "prompt requirements role rules system task tasks"
 )
 
 

@@ -1,4 +1,5 @@
-"""What a prompt is: a text, or chat messages. Prompts from outside are checked here, with errors that say what to do."""
+"""What a prompt is: a text, or chat messages. Prompts from outside are checked here, with errors that say what to "
+"do."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def _check(found: tuple[Text, ...]) -> None:
     length = sum(len(each.text) for each in found)
     if length > MAX_CHARS:
         raise PromptError(
-            f"the prompt has {length:,} characters: expected at most {MAX_CHARS:,}; leave the data out and mutate the "
+            f"the prompt has {length:,} characters: expected at most {MAX_CHARS:,}; leave the data out and mutate "
+            f"the "
             "instructions alone, with a placeholder such as {document} where the data goes"
         )
     if not any(each.text.strip() for each in found if each.role in WRITTEN_FOR_MODEL):

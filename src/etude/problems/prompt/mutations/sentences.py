@@ -7,50 +7,54 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from etude.problems.prompt.mutations.document import Block, Document
+from etude.problems.prompt.mutations.wording import words
 
 END = re.compile(r"[.!?。！？…]+[\"'”’)\]*_]*(?=\s|$)|[。！？]")
 ABBREVIATION = re.compile(
-    r"(?:\b(?:e\.g|i\.e|etc|vs|cf|approx|no|nr|dr|mr|mrs|ms|prof|inc|ltd|st|fig|eq|sec|ca|a\.m|p\.m)|\b[A-Za-z]|\d)\.$",
+    r"(?:\b(?:e\.g|i\.e|etc|vs|cf|approx|no|nr|dr|mr|mrs|ms|prof|inc|ltd|st|fig|eq|sec|ca|a\.m|p\.m)|\b[A-Za-z]|"
+    r"\d)\.$",
     re.I,
 )
 WRAPPED_CHARS = 60
 """A line that ends before this column, with room for the next word, was ended by its author."""
 
-VERBS = frozenset(
-    "add adapt analyse analyze answer apply arrange ask assess assign assume audit begin brainstorm break build "
-    "calculate categorise categorize check choose cite clarify classify clean collect combine compare compile complete "
-    "compose compress compute configure consider construct convert copy correct count cover create critique debug decide "
-    "define delete deliver deploy derive describe design detect determine develop diagnose discuss divide document draft "
-    "draw edit enumerate estimate evaluate examine exclude execute expand explain explore export extract fetch fill filter "
-    "find fix flag format formulate gather generate give group highlight identify implement import improve include index "
-    "infer insert inspect install integrate interpret introduce investigate justify label list load locate look make map "
-    "mark match measure merge migrate monitor name normalise normalize note optimise optimize organise organize outline "
-    "output parse perform pick plan polish predict prepare present print prioritise prioritize produce proofread propose "
-    "prove provide publish rank rate read recommend record refactor refine reformat remove rename reorder rephrase replace "
-    "report research respond restate return review revise rewrite run save scan score search select send separate set show "
-    "simplify simulate sketch solve sort specify split start state store structure study suggest summarise summarize "
-    "tabulate tag test think transform translate turn understand update upload use validate verify visualise visualize "
-    "walk work write".split()
+VERBS = words(
+    "adapt add analyse analyze answer apply arrange ask assess assign assume audit begin brainstorm break "
+    "build calculate categorise categorize check choose cite clarify classify clean collect combine compare "
+    "compile complete compose compress compute configure consider construct convert copy correct count cover "
+    "create critique debug decide define delete deliver deploy derive describe design detect determine develop "
+    "diagnose discuss divide document draft draw edit enumerate estimate evaluate examine exclude execute "
+    "expand explain explore export extract fetch fill filter find fix flag format formulate gather generate "
+    "give group highlight identify implement import improve include index infer insert inspect install "
+    "integrate interpret introduce investigate justify label list load locate look make map mark match measure "
+    "merge migrate monitor name normalise normalize note optimise optimize organise organize outline output "
+    "parse perform pick plan polish predict prepare present print prioritise prioritize produce proofread "
+    "propose prove provide publish rank rate read recommend record refactor refine reformat remove rename "
+    "reorder rephrase replace report research respond restate return review revise rewrite run save scan score "
+    "search select send separate set show simplify simulate sketch solve sort specify split start state store "
+    "structure study suggest summarise summarize tabulate tag test think transform translate turn understand "
+    "update upload use validate verify visualise visualize walk work write"
 )
 """Verbs that begin a request."""
-NOUNS_TOO = frozenset(
-    "answer cite copy count cover cut design document draft draw edit estimate export filter fix flag format group "
-    "highlight import include index label list load look map mark match measure name note output pick plan predict present "
-    "print rank rate record report research restate return review run save scan score search set show sketch sort split "
-    "start state store structure study tag test turn update upload use walk work".split()
+NOUNS_TOO = words(
+    "answer cite copy count cover cut design document draft draw edit estimate export filter fix flag format "
+    "group highlight import include index label list load look map mark match measure name note output pick "
+    "plan predict present print rank rate record report research restate return review run save scan score "
+    "search set show sketch sort split start state store structure study tag test turn update upload use walk "
+    "work"
 )
 """Verbs that are nouns as often: after `and` they are verbs where an article or a pronoun follows."""
 OBJECT = re.compile(
-    r"\s+(?:the|an?|it|its|them|their|each|all|any|your|my|our|this|that|these|those|every|both|how|what|whether|which|why|"
+    r"\s+(?:the|an?|it|its|them|their|each|all|any|your|my|our|this|that|these|those|every|both|how|what|whether|"
+    r"which|why|"
     r"where|who|if|only|for|by|[{<\[\"“`$])",
     re.I,
 )
-RULES = frozenset(
-    "use keep be avoid include exclude respond answer return output format note assume think consider".split()
-)
+RULES = words("answer assume avoid be consider exclude format include keep note output respond return think use")
 """Verbs that begin a constraint as often as a step."""
 OPENING = re.compile(
-    r"(?:[\"'“*_]*)(?:(?:please|kindly|then|next|first|firstly|second|secondly|third|thirdly|finally|lastly|also|now|and|"
+    r"(?:[\"'“*_]*)(?:(?:please|kindly|then|next|first|firstly|second|secondly|third|thirdly|finally|lastly|also|"
+    r"now|and|"
     r"afterwards|after that|in addition|your task is to|your job is to|you (?:should|must|need to|have to|will)|"
     r"i (?:want|need) you to|i would like you to|can you|could you)(?:,|\s)+(?:please )?)*([A-Za-z]+)",
     re.I,

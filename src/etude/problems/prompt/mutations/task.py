@@ -12,7 +12,7 @@ from typing import TypeVar
 from etude.problems.prompt.kinds import kind_of
 from etude.problems.prompt.mutations.document import Document, parse
 from etude.problems.prompt.mutations.prompts import Prompt, Text, texts
-from etude.problems.prompt.mutations.wording import CHANGED, SHOWN, STRICT, WANTS_JSON, any_of, deliverable
+from etude.problems.prompt.mutations.wording import CHANGED, SHOWN, STRICT, WANTS_JSON, any_of, deliverable, words
 
 T = TypeVar("T")
 
@@ -20,9 +20,10 @@ INPUT_NAME = re.compile(
     r"\{\{?\s*([A-Za-z][A-Za-z_ ]{2,30})\s*\}?\}|</?([A-Za-z][A-Za-z_-]{2,30})>|\[([A-Z][A-Z_ ]{2,30})\]"
 )
 MAX_NAME_WORDS = 3
-ENGLISH = frozenset(
-    "the a an of to and in is are that this it for with as on be you your from by or not at have has do what which how "
-    "why when who me my i we our us will can should if use write give make all each any into about please no than".split()
+ENGLISH = words(
+    "a about all an and any are as at be by can do each for from give has have how i if in into is it make me "
+    "my no not of on or our please should than that the this to us use we what when which who why will with "
+    "write you your"
 )
 ENGLISH_SHARE = 0.12
 MIN_LANGUAGE_WORDS = 8
@@ -108,10 +109,10 @@ class Task:
         return options[random.Random(f"{self.seed}{options[0]!r:.20}").randrange(len(options))]
 
 
-INPUTS = frozenset(
-    "text document doc documents article email mail message transcript review ticket question query input content "
-    "context code diff snippet conversation history comment description notes report passage story data invoice "
-    "resume feedback request issue page post abstract contract letter log logs chat thread".split()
+INPUTS = words(
+    "abstract article chat code comment content context contract conversation data description diff doc "
+    "document documents email feedback history input invoice issue letter log logs mail message notes page "
+    "passage post query question report request resume review snippet story text thread ticket transcript"
 )
 """Last words of placeholders that name what a prompt works on, not a setting such as {tone}."""
 
@@ -139,7 +140,8 @@ def _instructs(document: Document) -> bool:
 
 MATERIAL = any_of(
     r"(?:context|text|document|documents|passage|article|transcript|manual|faq|knowledge base|sources?) ?:",
-    r"(?:the|this|following|given|these|provided) (?:context|text|documents?|passage|article|transcript|report|material)",
+    r"(?:the|this|following|given|these|provided) (?:context|text|documents?|passage|article|transcript|report|"
+    r"material)",
 )
 MIN_WORDS = 3
 WITHOUT = re.compile(r"\{[^{}]*\}|<[^<>]*>|\[[^\[\]]*\]|^\s*[\w ]{1,30}:", re.M)

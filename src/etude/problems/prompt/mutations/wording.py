@@ -10,6 +10,11 @@ def any_of(*patterns: str) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{'|'.join(patterns)})(?!\w)")
 
 
+def words(text: str) -> frozenset[str]:
+    """A set of words, written as a text."""
+    return frozenset(text.split())
+
+
 ANSWER_VERBS = "(?:answer|respond|reply|return|output|give|produce|provide|print|write|say|generate)"
 
 WANTS_JSON = any_of(
@@ -34,13 +39,15 @@ MADE = {
         "regex migration stylesheet workflow command website form"
     ),
     "writing": (
-        "email letter article essay story poem tweet post caption headline description slogan tagline speech review bio "
+        "email letter article essay story poem tweet post caption headline description slogan tagline speech "
+        "review bio "
         "newsletter announcement text script reply title invitation"
     ),
     "planning": "plan roadmap schedule itinerary strategy timeline agenda curriculum checklist outline routine",
 }
 MAKING = (
-    r"\b(?:write|create|make|draft|build|design|implement|compose|generate|develop|prepare|give me|need|want|craft|produce|"
+    r"\b(?:write|create|make|draft|build|design|implement|compose|generate|develop|prepare|give me|need|want|craft|"
+    r"produce|"
     r"code|fix|refactor|debug|rewrite|improve|propose|add|optimi[sz]e|test|review|rephrase|proofread|edit|polish)\b"
 )
 JOINING = "with|for|of|that|which|about|to|in|on|from|using|and|or|by|when|where|is|are|has"
@@ -49,7 +56,8 @@ DELIVERABLES = {
     for kind, nouns in MADE.items()
 }
 CHANGED = re.compile(
-    r"\b(?:fix|debug|refactor|optimi[sz]e|migrate|port|convert|improve|clean up|update|modify|rename|speed up|upgrade)\b"
+    r"\b(?:fix|debug|refactor|optimi[sz]e|migrate|port|convert|improve|clean up|update|modify|rename|speed up|"
+    r"upgrade)\b"
 )
 SHOWN = frozenset({"page", "component", "app", "form", "website"})
 """What is made of code and has a face."""
