@@ -64,6 +64,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gymnasium": ALLOCATION_FACES,
     "pettingzoo": ALLOCATION_FACES,
     "jinja2": ("reports/",),
+    "markdown_it": ("problems/prompt/mutations/document.py",),
     "cryptography": ("release/signing.py",),
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
     "aiohttp": ("serving/routing/",),
