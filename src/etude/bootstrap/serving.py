@@ -107,7 +107,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 state=state,
                 decisions=decisions,
                 proxy=_proxy(settings.routing, decisions),
-                sessions=_sessions(settings.serving, steering, file),
+                sessions=_sessions(settings.serving, steering),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
                     redact=cleaner.unknown,
@@ -161,12 +161,12 @@ def _installation(
             yield made
 
 
-def _sessions(config: ServingConfig, steering: Steering, file: Path | None) -> Sessions:
+def _sessions(config: ServingConfig, steering: Steering) -> Sessions:
     spec = next(spec for spec in specs().values() if spec.session is not None)
 
     def begin(policy: Artefact | None) -> Session:
         assert spec.session is not None
-        made: Session = resolve(spec.session)(policy, Tree(resolve(spec.settings)).read_own(file, os.environ))
+        made: Session = resolve(spec.session)(policy)
         return made
 
     return Sessions(

@@ -29,7 +29,7 @@ class Selected(Struct, frozen=True, kw_only=True):
     """The prompt after the mutation, where a prompt was given."""
 
 
-class Experience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step that the caller took: what was seen, what was done, and what it brought."""
 
     embedding: Embedding | None = None
@@ -68,7 +68,7 @@ class Session(Protocol):
 
     def distribution(self, *, embedding: Sequence[float] | None, prompt: str | None) -> dict[str, float]: ...
 
-    def store(self, experience: Experience) -> int:
+    def store(self, step: SessionStep) -> int:
         """Keep a step for the next update; how many wait."""
 
     def update(self) -> Updated:

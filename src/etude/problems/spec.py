@@ -79,8 +79,8 @@ class ProblemSpec:
     evaluations: Mapping[str, Reference] = field(default_factory=dict)
     """Input, such as `data` or `replay` → function from an EvaluateRequest to a Measurement."""
     session: Reference | None = None
-    """Function from (Artefact or None, the problem's settings) to a `contracts.session.Session`: a policy that learns
-    while a caller asks it, over the routes of the source document. One problem has it."""
+    """Function from an Artefact, or None, to a `contracts.session.Session`: a policy that learns while a caller asks
+    it, over the routes of the source document. One problem has it."""
     requests: Reference | None = None
     """Function from (Artefact, trajectories, number, seed) to the DecisionRequests that gates ask a policy: those of
     the trajectories, or typical ones where there are none; None: it answers no requests."""

@@ -14,7 +14,7 @@ from litestar.datastructures import State
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from etude.contracts.session import Embedding, Experience, Selected, Session, Share, Updated
+from etude.contracts.session import Embedding, Selected, Session, SessionStep, Share, Updated
 from etude.serving.access import Called, needs
 from etude.serving.errors import refusals
 from etude.serving.idempotency import once
@@ -97,7 +97,7 @@ async def get_distribution(state: State, data: JSONBody[Seen], caller: Called) -
 
 @post("/store_experience", summary="Store a step", tags=TAGS, status_code=200, guards=GUARDS, responses=REFUSALS)
 async def store_experience(
-    request: Request[Any, Any, Any], state: State, data: JSONBody[Experience], caller: Called
+    request: Request[Any, Any, Any], state: State, data: JSONBody[SessionStep], caller: Called
 ) -> Response[ExperienceStored]:
     """It is kept in memory until the next update of this caller's policy."""
 
