@@ -27,7 +27,7 @@ from etude.contracts.trajectory import Feedback, Id, Share, Stars, Time, Traject
 from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, Offer, new_id, text_in
 from etude.serving.config import ServingConfig
-from etude.serving.ids import SignedIds
+from etude.serving.ids import SignedIds, id_of_tenant
 from etude.serving.journal import Done, Groups, Writer
 from etude.serving.keys import Caller, Role
 from etude.serving.parts import put_together
@@ -219,13 +219,11 @@ class Decisions:
 
     async def _id(self, asked: DecisionAsked, caller: Caller, now: datetime, *, keeps: bool) -> str:
         """Id of the trajectory that a decision belongs to."""
-        if asked.id is None and asked.trajectory is None:
-            return new_id("t", now, self.rng)
         if asked.id is None:
-            assert asked.trajectory is not None
-            if keeps and await asyncio.to_thread(self._is_of_others, asked.trajectory, caller):
-                raise RequestError(f"the task id {asked.trajectory!r} is in use: make another", status=409)
-            return asked.trajectory
+            named = id_of_tenant(asked.trajectory or new_id("t", now, self.rng), caller.tenant)
+            if asked.trajectory and keeps and await asyncio.to_thread(self._is_of_others, named, caller):
+                raise RequestError(f"the task id {named!r} is in use: make another", status=409)
+            return named
         if asked.trajectory is not None:
             raise DataError("id and trajectory are given: the first continues a task, the second names your own")
         trajectory = self.ids.verify(asked.id, caller.tenant)
@@ -344,7 +342,7 @@ class Decisions:
         rates = given.rates and self.collector.may_keep(given.user)
         if rates:
             rating = Feedback(
-                id=given.event or new_id("f", now),
+                id=id_of_tenant(given.event or new_id("f", now), caller.tenant),
                 time=given.time or now,
                 trajectory_id=trajectory,
                 user=given.user,
@@ -363,9 +361,11 @@ class Decisions:
         except RequestError:
             if given.outcome or not caller.may(Role.DECIDE):
                 raise
-            if not await asyncio.to_thread(self.stored_of, given.id, caller.tenant):
-                raise
-            return given.id
+            # As the tenant calls it, or as it is stored.
+            for known in dict.fromkeys((id_of_tenant(given.id, caller.tenant), given.id)):
+                if await asyncio.to_thread(self.stored_of, known, caller.tenant):
+                    return known
+            raise
 
     def close(self, trajectory: str, caller: Caller) -> None:
         """Close a task that the caller opened under an id of its own, since all of it was sent now."""
