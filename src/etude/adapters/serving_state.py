@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -123,9 +123,31 @@ class SqliteServingState:
 
         self._write(remove)
 
-    def rate(self, source: str, day: str) -> int:
-        query = """INSERT INTO rating VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1 RETURNING count"""
-        return int(self._write(lambda db: db.execute(query, (source, day)).fetchone()[0]))
+    def rate(self, rating: str, sources: Mapping[str, int], day: str) -> str | None:
+        known = "SELECT count FROM rating WHERE source = ? AND day = ?"
+        add = "INSERT INTO rating VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1"
+
+        def count(db: sqlite3.Connection) -> str | None:
+            if db.execute(known, (rating, day)).fetchone():
+                return None
+            for source, most in sources.items():
+                found = db.execute(known, (source, day)).fetchone()
+                if found and found[0] >= most:
+                    return source
+            db.executemany(add, [(one, day) for one in (rating, *sources)])
+            return None
+
+        return self._write(count)
+
+    def unrate(self, rating: str, sources: Collection[str], day: str) -> None:
+        less = "UPDATE rating SET count = count - 1 WHERE source = ? AND day = ?"
+        mine = "DELETE FROM rating WHERE source = ? AND day = ?"
+
+        def uncount(db: sqlite3.Connection) -> None:
+            if db.execute(mine, (rating, day)).rowcount:
+                db.executemany(less, [(one, day) for one in sources])
+
+        self._write(uncount)
 
     def keep_models(self, models: Mapping[str, str], time: datetime, *, limit: int) -> None:
         values = [(key, model, time.timestamp()) for key, model in models.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -50,8 +50,12 @@ class ServingState(Protocol):
     def expire(self, before: datetime) -> None:
         """Remove answers, counts and models of conversations from before."""
 
-    def rate(self, source: str, day: str) -> int:
-        """Count one rating of a source, and return how many there are on this day, this one included."""
+    def rate(self, rating: str, sources: Mapping[str, int], day: str) -> str | None:
+        """Count a rating for each of its sources, unless one of them has had as many on this day as its number says:
+        then it is counted for none, and that source returned. What was counted already is not counted again."""
+
+    def unrate(self, rating: str, sources: Collection[str], day: str) -> None:
+        """Take back the count of a rating that could not be stored."""
 
     def keep_models(self, models: Mapping[str, str], time: datetime, *, limit: int) -> None:
         """Keep the model of each conversation; of more than `limit` conversations, the oldest are removed."""

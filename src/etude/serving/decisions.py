@@ -7,7 +7,7 @@ the signed id of the answer, and the task becomes a trajectory; without a report
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
@@ -333,26 +333,31 @@ class Decisions:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
         if not given.outcome and not given.rates:
             raise DataError("nothing is reported: give success, quality, thumbs, stars or comment")
-        trajectory = await self._named(given, caller)
-        now = self.clock()
-        if given.rates:
-            await asyncio.to_thread(self._count, trajectory, given, caller, f"{now:%Y-%m-%d}")
-        if given.outcome:
+        trajectory, now = await self._named(given, caller), self.clock()
+        if not given.rates:
             await self._closed.add(_Outcome(trajectory, given.outcome, now))
-        rates = given.rates and self.collector.may_keep(given.user)
-        if rates:
-            rating = Feedback(
-                id=id_of_tenant(given.event or new_id("f", now), caller.tenant),
-                time=given.time or now,
-                trajectory_id=trajectory,
-                user=given.user,
-                thumbs=given.thumbs,
-                stars=given.stars,
-                comment=given.comment,
-            )
-            if not await asyncio.to_thread(self.collector.publish, rating):
+            return FeedbackStored(trajectory=trajectory, outcome=True, rating=False)
+        rating = Feedback(
+            id=id_of_tenant(given.event or new_id("f", now), caller.tenant),
+            time=given.time or now,
+            trajectory_id=trajectory,
+            user=given.user,
+            thumbs=given.thumbs,
+            stars=given.stars,
+            comment=given.comment,
+        )
+        sources, day = self._sources(rating, caller), f"{now:%Y-%m-%d}"
+        await asyncio.to_thread(self._count, rating, sources, day)
+        try:
+            if given.outcome:
+                await self._closed.add(_Outcome(trajectory, given.outcome, now))
+            keeps = self.collector.may_keep(given.user)
+            if keeps and not await asyncio.to_thread(self.collector.publish, rating):
                 raise RequestError("nothing can be stored now: send it again later", status=503)
-        return FeedbackStored(trajectory=trajectory, outcome=bool(given.outcome), rating=rates)
+        except BaseException:  # it may come again
+            await asyncio.to_thread(self.state.unrate, f"rating {rating.id}", sources, day)
+            raise
+        return FeedbackStored(trajectory=trajectory, outcome=bool(given.outcome), rating=keeps)
 
     async def _named(self, given: FeedbackGiven, caller: Caller) -> str:
         """The trajectory, by the signed id. What is stored may be rated under its own id by a key that may read it."""
@@ -377,14 +382,26 @@ class Decisions:
         parts = self.state.parts(trajectory, limit=1)
         return bool(parts) and msgspec.json.decode(parts[0], type=Trajectory).tenant != caller.tenant
 
-    def _count(self, trajectory: str, given: FeedbackGiven, caller: Caller, day: str) -> None:
+    def _sources(self, rating: Feedback, caller: Caller) -> dict[str, int]:
+        """Whose influence a rating is, and how many ratings each may send per day: a user on this task, a user, and
+        the API key, since nobody but its holder knows who the users are."""
+        user = blake2b(f"{caller.key}\0{rating.user or ''}".encode(), digest_size=12).hexdigest()
+        config = self.config
+        return {
+            f"{user} {rating.trajectory_id}": 1,
+            user: config.max_ratings_per_day,
+            f"key {caller.key}": config.max_ratings_per_key,
+        }
+
+    def _count(self, rating: Feedback, sources: Mapping[str, int], day: str) -> None:
         """RequestError for a source that sends too much, or rates a task twice."""
-        source = blake2b(f"{caller.key}\0{given.user or ''}".encode(), digest_size=12).hexdigest()
-        limit = self.config.max_ratings_per_day
-        if given.rates and self.state.rate(f"{source} {trajectory}", day) > 1:
-            raise RequestError(f"{trajectory!r} has a rating of this user from today: one counts", status=409)
-        if given.rates and self.state.rate(source, day) > limit:
-            raise RequestError(f"this user has sent {limit:,} ratings today: more do not count", status=429)
+        full = self.state.rate(f"rating {rating.id}", sources, day)
+        if full is None:
+            return
+        if full.endswith(f" {rating.trajectory_id}"):
+            raise RequestError(f"{rating.trajectory_id!r} has a rating of this user from today: one counts", status=409)
+        what = "this API key has" if full.startswith("key ") else "this user has"
+        raise RequestError(f"{what} sent {sources[full]:,} ratings today: more do not count", status=429)
 
     def _close(self, group: Sequence[_Outcome]) -> Callable[[], Done]:
         """Publish tasks as trajectories, and close them."""

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from etude.contracts.errors import BusError
 from etude.contracts.query import Where
 from etude.serving.keys import Role
 from tests.unit.serving.server import Served, serving
@@ -248,6 +249,47 @@ def test_one_user_cannot_flood_the_policy_with_ratings(tmp_path: Path) -> None:
         assert client.post("/v1/feedback", json={"id": ids[4], "stars": 5, "user": "u2"}).status_code == 202
         twice = client.post("/v1/feedback", json={"id": ids[4], "stars": 1, "user": "u2"})
         assert "one counts" in problem(twice, 409)["detail"]
+
+
+def test_one_key_cannot_flood_the_policy_under_names_that_it_makes_up(tmp_path: Path) -> None:
+    with serving(tmp_path, max_ratings_per_key=3) as served:
+        ours, others = served.client(Role.DECIDE), served.client(Role.DECIDE)
+        id = ours.post("/v1/decisions", json=ASKED).json()["id"]
+        rated = [ours.post("/v1/feedback", json={"id": id, "stars": 5, "user": f"u{i}"}) for i in range(5)]
+        assert [answer.status_code for answer in rated] == [202, 202, 202, 429, 429]
+        assert "this API key has sent 3 ratings today" in problem(rated[-1], 429)["detail"]
+        assert others.post("/v1/feedback", json={"id": id, "stars": 5, "user": "u1"}).status_code == 202
+
+
+def test_a_rating_that_could_not_be_stored_may_be_sent_again(
+    served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = client.post("/v1/decisions", json=ASKED).json()["id"]
+    assert client.post("/v1/feedback", json={"id": id, "success": True}).status_code == 202
+    rating = {"id": id, "thumbs": "up", "user": "again"}
+    said = problem(client.post("/v1/feedback", json=rating | {"success": True}), 409)["detail"]
+    assert said.endswith("send ratings alone")
+    with monkeypatch.context() as away:
+        away.setattr(served.server.collector.bus, "publish", lambda messages: full_disk())
+        problem(client.post("/v1/feedback", json=rating), 503)
+    assert client.post("/v1/feedback", json=rating).status_code == 202
+    problem(client.post("/v1/feedback", json=rating), 409)
+
+
+def full_disk() -> None:
+    raise BusError("the disk is full: free some space")
+
+
+def test_a_rating_with_an_id_of_its_own_is_stored_once_however_often_it_is_sent(
+    served: Served, client: httpx.Client
+) -> None:
+    id = client.post("/v1/decisions", json=ASKED).json()["id"]
+    rating = {"id": id, "success": True, "thumbs": "up", "user": "u1", "event": "rating-7"}
+    assert client.post("/v1/feedback", json=rating).status_code == 202
+    del rating["success"]
+    assert [client.post("/v1/feedback", json=rating).status_code for _ in range(2)] == [202, 202]
+    stored(served)
+    assert len(client.get(f"/v1/trajectories/{id.rpartition('.')[0]}").json()["feedback"]) == 1
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
