@@ -7,6 +7,7 @@ the signed id of the answer, and the task becomes a trajectory; without a report
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,11 +19,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from etude.contracts.bus import Message
 from etude.contracts.decision import Amount, Decision, DecisionRequest, Expected, LoggedDecision, Name, Preferences
-from etude.contracts.errors import DataError, EtudeError, RequestError
+from etude.contracts.errors import DataError, EtudeError, EventError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
 from etude.contracts.serving import OpenRow, ServingState
+from etude.contracts.subjects import subject_of
 from etude.contracts.trajectory import Feedback, Id, Share, Stars, Time, Trajectory
 from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, Offer, new_id, text_in
@@ -32,6 +35,8 @@ from etude.serving.journal import Done, Groups, Writer
 from etude.serving.keys import Caller, Role
 from etude.serving.parts import put_together
 from etude.serving.runtime import Runtime
+
+log = logging.getLogger("etude")
 
 MAX_BATCH = 100
 OFFERS, MAX_REMEMBERED, MANY = 64, 1 << 16, 500
@@ -435,12 +440,21 @@ class Decisions:
         now, count = self.clock(), 0
         while old := self.state.waiting(now - timedelta(hours=self.config.open_hours), limit=SWEEP):
             found = self._store([_Outcome(trajectory, {}, now) for trajectory in old])
-            failed = [error for error in found if isinstance(error, EtudeError) and not isinstance(error, RequestError)]
-            if failed:  # a task that another process was faster to close is none
-                raise failed[0]
+            for trajectory, error in zip(old, found, strict=True):
+                if isinstance(error, EventError):
+                    self._bury(trajectory, error)
+                elif error is not None and not isinstance(error, RequestError):  # another process closed that one
+                    raise error
             count += len(old)
         self.state.expire(now - timedelta(days=1))
         return count
+
+    def _bury(self, trajectory: str, error: EventError) -> None:
+        """A task that can never be stored becomes a dead letter: who reads the bus finds the same error in it."""
+        log.error("the task %s cannot be stored and becomes a dead letter: %s", trajectory, error)
+        parts = b"[%b]" % b",".join(self.state.parts(trajectory))
+        self.collector.bus.publish([Message(id=trajectory, subject=subject_of(Trajectory), body=parts)])
+        self.state.close_tasks([trajectory])
 
 
 class _Opened(NamedTuple):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etude.contracts.errors import BusError
+from etude.contracts.errors import BusError, EventError
 from etude.contracts.query import Where
 from etude.serving.keys import Role
 from tests.unit.serving.server import Served, serving
@@ -131,6 +131,30 @@ def test_a_task_without_an_outcome_is_stored_when_its_time_is_over(tmp_path: Pat
         assert stored(served) == 1
         found = client.get(f"/v1/trajectories/{made['id'].rpartition('.')[0]}").json()["trajectory"]
         assert "success" not in found.get("outcome", {})
+
+
+def test_a_task_that_cannot_be_stored_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one whose decisions together are larger than an event may be. It becomes a dead letter."""
+    with serving(tmp_path, open_hours=1 / 3600) as served:
+        collector, client = served.server.collector, served.client(Role.DECIDE)
+        clean = collector.clean
+
+        def cleaned(event: Any) -> bytes:
+            if event.task == "too large":
+                raise EventError("has 17,000,000 bytes: an event has at most 16,777,216")
+            return clean(event)
+
+        monkeypatch.setattr(collector, "clean", cleaned)
+        large, other = (client.post("/v1/decisions", json=ASKED | {"task": t}).json() for t in ("too large", "other"))
+        deadline = monotonic() + 20
+        while not (letters := collector.bus.dead_letters()) and monotonic() < deadline:
+            sleep(0.05)
+        assert [letter.message.id for letter in letters] == [large["id"].rpartition(".")[0]]
+        assert b"too large" in letters[0].message.body
+        assert stored(served) == 1
+        assert client.get(f"/v1/trajectories/{other['id'].rpartition('.')[0]}").status_code == 200
+        assert not served.server.state.count()
+        assert not served.server.trouble
 
 
 def test_a_policy_that_cannot_be_loaded_is_replaced_by_the_default(tmp_path: Path) -> None:
