@@ -44,6 +44,8 @@ PRAGMAS = (
 INSERT = "INSERT INTO open_row (trajectory, number, time, body) VALUES "
 ROW = "({0}, (SELECT coalesce(max(number), 0) + {1} FROM open_row WHERE trajectory = {0}), {2}, {3})"
 """A row of a task, after those that it has."""
+NO_ANSWER = b""
+"""The answer of a request that is being answered; a real one is never empty."""
 WINDOW_BITS = 12
 """Size of the window of compression: the options of a choice are alike, and each sync writes whole pages. A larger one
 takes longer to set up than it gains."""
@@ -104,16 +106,28 @@ class SqliteServingState:
         if ids:
             self._write(lambda db: db.executemany("DELETE FROM open_row WHERE trajectory = ?", ids))
 
-    def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
-        query = "SELECT request, body FROM answer WHERE caller = ? AND key = ?"
-        found: tuple[bytes, bytes] | None = self._do(lambda db: db.execute(query, (caller, key)).fetchone())
-        return found
+    def claim(
+        self, caller: str, key: str, request: bytes, now: datetime, *, stale: datetime
+    ) -> tuple[bytes, bytes | None] | None:
+        known = "SELECT request, body FROM answer WHERE caller = ? AND key = ? AND (body != ? OR time >= ?)"
+        take = "INSERT OR REPLACE INTO answer VALUES (?, ?, ?, ?, ?)"
 
-    def keep_answer(self, caller: str, key: str, request: bytes, body: bytes, time: datetime) -> bool:
-        values = (caller, key, request, body, time.timestamp())
-        return bool(
-            self._write(lambda db: db.execute("INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?, ?)", values).rowcount)
-        )
+        def claimed(db: sqlite3.Connection) -> tuple[bytes, bytes | None] | None:
+            found = db.execute(known, (caller, key, NO_ANSWER, stale.timestamp())).fetchone()
+            if found is None:
+                db.execute(take, (caller, key, request, NO_ANSWER, now.timestamp()))
+                return None
+            return found[0], found[1] or None
+
+        return self._write(claimed)
+
+    def keep_answer(self, caller: str, key: str, body: bytes) -> None:
+        keep = "UPDATE answer SET body = ? WHERE caller = ? AND key = ?"
+        self._write(lambda db: db.execute(keep, (body, caller, key)))
+
+    def unclaim(self, caller: str, key: str) -> None:
+        drop = "DELETE FROM answer WHERE caller = ? AND key = ? AND body = ?"
+        self._write(lambda db: db.execute(drop, (caller, key, NO_ANSWER)))
 
     def expire(self, before: datetime) -> None:
         def remove(db: sqlite3.Connection) -> None:

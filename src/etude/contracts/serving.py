@@ -41,11 +41,17 @@ class ServingState(Protocol):
     def close_tasks(self, trajectories: Sequence[str]) -> None:
         """Remove tasks; one that is not open is no error."""
 
-    def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
-        """The hash of the request and the answer that were kept under an idempotency key."""
+    def claim(
+        self, caller: str, key: str, request: bytes, now: datetime, *, stale: datetime
+    ) -> tuple[bytes, bytes | None] | None:
+        """Take an idempotency key for a request with this hash. None if nobody has it, or had it since `stale` without
+        an answer; else the hash of the request that has it, and its answer, null while there is none."""
 
-    def keep_answer(self, caller: str, key: str, request: bytes, body: bytes, time: datetime) -> bool:
-        """Keep an answer; False if there is one already."""
+    def keep_answer(self, caller: str, key: str, body: bytes) -> None:
+        """Keep the answer to the request that has the key."""
+
+    def unclaim(self, caller: str, key: str) -> None:
+        """Give a key back that has no answer."""
 
     def expire(self, before: datetime) -> None:
         """Remove answers, counts and models of conversations from before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -172,6 +173,30 @@ def test_a_request_that_is_sent_again_gets_the_first_answer(served: Served, clie
     assert "used for another request" in problem(other, 409)["detail"]
     stranger = served.client(Role.DECIDE).post("/v1/decisions", json=ASKED, headers=key)
     assert stranger.json()["id"] != first.json()["id"]  # keys are of the caller
+
+
+def test_requests_under_one_key_that_come_together_have_one_effect(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        client, key = served.client(Role.DECIDE), {"idempotency-key": "together"}
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: client.post("/v1/decisions", json=ASKED, headers=key), range(16)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.text for answer in answers}) == 1
+        assert served.server.state.count() == 1
+        wrong = {"idempotency-key": "wrong"}
+        problem(client.post("/v1/decisions", json=ASKED | {"options": []}, headers=wrong), 400)
+        assert client.post("/v1/decisions", json=ASKED, headers=wrong).status_code == 200  # nothing came of the first
+
+
+def test_a_request_under_a_key_that_took_too_long_has_its_answer_later(tmp_path: Path) -> None:
+    with serving(tmp_path, request_timeout_s=0.3) as served:
+        client, key = served.client(Role.DECIDE), {"idempotency-key": "slow"}
+        opened = served.server.state.open
+        served.server.state.open = lambda rows: (sleep(0.6), opened(rows))[1]  # type: ignore[method-assign]
+        problem(client.post("/v1/decisions", json=ASKED, headers=key), 503)
+        while (answer := client.post("/v1/decisions", json=ASKED, headers=key)).status_code != 200:
+            problem(answer, 503)
+        assert served.server.state.count() == 1
 
 
 def test_trajectories_are_sent_and_read_page_by_page(served: Served) -> None:
