@@ -5,17 +5,15 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
 
-from etude.adapters.connections import Connections, Step, advice, migrate, run_script
+from etude.adapters.connections import Connections, Step, migrate, run_script
 from etude.contracts.errors import StoreError
 from etude.contracts.serving import OpenRow
 
-T = TypeVar("T")
 PATIENCE_S = 5.0
 """Seconds that a transaction waits for those of other processes."""
 SCHEMA = """
@@ -57,8 +55,8 @@ class SqliteServingState:
     """`contracts.serving.ServingState`. Each call that writes syncs the disk once, however many rows it has."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._connections = Connections(path, PRAGMAS, error=StoreError, renew=lambda: None, timeout_s=PATIENCE_S)
+        self._do, self._write = self._connections.do, self._connections.write
         self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
 
     def open(self, rows: Sequence[OpenRow]) -> None:
@@ -189,22 +187,6 @@ class SqliteServingState:
 
     def close(self) -> None:
         self._connections.close()
-
-    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def transaction(db: sqlite3.Connection) -> T:
-            db.execute("BEGIN IMMEDIATE")
-            found = work(db)
-            db.execute("COMMIT")
-            return found
-
-        return self._do(transaction)
-
-    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            with self._connections.use() as db:
-                return work(db)
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {advice(error)}") from error
 
 
 @cache
