@@ -27,6 +27,7 @@ from etude.contracts.ports import Decider
 from etude.contracts.serving import OpenRow, ServingState
 from etude.contracts.subjects import subject_of
 from etude.contracts.trajectory import Feedback, Id, Share, Stars, Time, Trajectory
+from etude.experience.cleaning import check_id
 from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, Offer, new_id, text_in
 from etude.serving.config import ServingConfig
@@ -42,6 +43,8 @@ MAX_BATCH = 100
 OFFERS, MAX_REMEMBERED, MANY = 64, 1 << 16, 500
 """Lists of options that are remembered as read, the maximum size in bytes of one, and the number of options above which
 a list is read in a thread."""
+LARGE = 1 << 15
+"""Size in bytes of a request above which threads read and redact it: the event loop has others to answer."""
 SWEEP = 500
 """Tasks without an outcome that are stored at a time."""
 
@@ -199,16 +202,17 @@ class Decisions:
         self._opened = Groups(self._open, writer, quick=True)
         self._closed = Groups(self._close, writer, quick=False)
 
-    async def decide(self, asked: DecisionAsked, caller: Caller) -> DecisionGiven:
-        """The decision, durable before it is returned; DataError says what is wrong with the request."""
+    async def decide(self, asked: DecisionAsked, caller: Caller, *, size: int = 0) -> DecisionGiven:
+        """The decision, durable before it is returned; DataError says what is wrong with the request of this size in
+        bytes."""
         now = self.clock()
         keeps = asked.record and self.collector.may_keep(asked.user)
         trajectory = await self._id(asked, caller, now, keeps=keeps)
         problem = self.collector.problem_of(asked.problem)
-        decision, missing = await self.choose(asked, trajectory if keeps else None)
+        decision, missing = await self.choose(asked, trajectory if keeps else None, size=size)
         if keeps:
             task = self._task(asked, caller, trajectory, now, decision)
-            await self._opened.add(_Opened(task, now + self._longer(asked)))
+            await self._write(task, now + self._longer(asked), size)
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
             problem=problem,
@@ -224,6 +228,8 @@ class Decisions:
 
     async def _id(self, asked: DecisionAsked, caller: Caller, now: datetime, *, keeps: bool) -> str:
         """Id of the trajectory that a decision belongs to."""
+        if asked.trajectory is not None:
+            check_id("trajectory", asked.trajectory)
         if asked.id is None:
             named = id_of_tenant(asked.trajectory or new_id("t", now, self.rng), caller.tenant)
             if asked.trajectory and keeps and await asyncio.to_thread(self._is_of_others, named, caller):
@@ -242,12 +248,12 @@ class Decisions:
         return timedelta(hours=max(0.0, hours))
 
     async def _decide(
-        self, problem: str, asked: DecisionAsked, trajectory: str | None
+        self, problem: str, asked: DecisionAsked, trajectory: str | None, size: int
     ) -> tuple[Decision, NoAnswer | None]:
         """The decision, and why the policy did not make it, if it did not."""
         timeout_s = (asked.timeout_ms or self.config.decide_timeout_ms) / 1e3
         if problem.startswith(CHOICE):
-            offer = await self._offered(asked)
+            offer = await self._offered(asked, size)
             request = offer.request(
                 asked.context,
                 trajectory=trajectory,
@@ -256,7 +262,7 @@ class Decisions:
                 explain=asked.explain,
                 seed=self.rng.getrandbits(62),
             )
-            answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
+            answer = await self.runtime.ask(problem, request, timeout_s=timeout_s, is_large=size > LARGE)
             return self.collector.settled(problem, request, offer, answer)
         request = DecisionRequest(
             context=asked.context,
@@ -269,7 +275,7 @@ class Decisions:
             conversation=asked.conversation,
             explain=asked.explain,
         )
-        answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
+        answer = await self.runtime.ask(problem, request, timeout_s=timeout_s, is_large=size > LARGE)
         if isinstance(answer, Decision):
             return answer, None
         if isinstance(answer.error, DataError):
@@ -279,10 +285,10 @@ class Decisions:
             raise RequestError(f"no policy of {problem!r} decides now ({answer.why}): try again later", status=503)
         return await asyncio.to_thread(other.decide, request), answer
 
-    async def _offered(self, asked: DecisionAsked) -> Offer:
+    async def _offered(self, asked: DecisionAsked, size: int) -> Offer:
         """The options of a choice, read once per list: agents offer the same ones again and again."""
         read = partial(Offer, asked.options, default=asked.default, preferences=asked.preferences)
-        if asked.options is not None and len(asked.options) > MANY:
+        if size > LARGE or (asked.options is not None and len(asked.options) > MANY):
             return await asyncio.to_thread(read)
         key = msgspec.json.encode((asked.options, asked.default))
         return self._offer(key, asked.preferences) if len(key) <= MAX_REMEMBERED else read()
@@ -306,9 +312,15 @@ class Decisions:
             metadata={"conversation": asked.conversation} if asked.conversation is not None else None,
         )
 
+    async def _write(self, task: Trajectory, time: datetime, size: int) -> None:
+        """Write a task; a large one is redacted by itself, in a thread."""
+        body = await asyncio.to_thread(self.collector.clean, task) if size > LARGE else None
+        await self._opened.add(_Opened(task, time, body))
+
     def _open(self, group: Sequence[_Opened]) -> Callable[[], Done]:
         """Write decisions; they are searched for personal data as one text."""
-        bodies = self.clean([one.task for one in group])
+        cleaned = iter(self.clean([one.task for one in group if one.body is None]))
+        bodies = [next(cleaned) if one.body is None else one.body for one in group]
         rows = [OpenRow(o.task.id, o.time, b) for o, b in zip(group, bodies, strict=True) if isinstance(b, bytes)]
         errors = [None if isinstance(body, bytes) else body for body in bodies]
 
@@ -318,16 +330,18 @@ class Decisions:
 
         return write
 
-    async def choose(self, asked: DecisionAsked, trajectory: str | None) -> tuple[Decision, NoAnswer | None]:
+    async def choose(
+        self, asked: DecisionAsked, trajectory: str | None, *, size: int = 0
+    ) -> tuple[Decision, NoAnswer | None]:
         """A decision, and why the policy did not make it; nothing is written."""
         problem = self.collector.problem_of(asked.problem)
-        decision, missing = await self._decide(problem, asked, trajectory)
+        decision, missing = await self._decide(problem, asked, trajectory, size)
         self.decided(problem, decision.policy, None if missing is None else missing.reason, decision.propensity)
         return decision, missing
 
     async def open(self, task: Trajectory) -> None:
         """Write a task that waits for its outcome; StoreError if that is not possible."""
-        await self._opened.add(_Opened(task, task.time))
+        await self._write(task, task.time, len(msgspec.json.encode(task)))
 
     async def add(self, part: Trajectory) -> bool:
         """Add what became known of a task; False if it is not open anymore."""
@@ -338,6 +352,8 @@ class Decisions:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
         if not given.outcome and not given.rates:
             raise DataError("nothing is reported: give success, quality, thumbs, stars or comment")
+        if given.event is not None:
+            check_id("event", given.event)
         trajectory, now = await self._named(given, caller), self.clock()
         if not given.rates:
             await self._closed.add(_Outcome(trajectory, given.outcome, now))
@@ -463,6 +479,8 @@ class _Opened(NamedTuple):
     task: Trajectory
     time: datetime
     """When it begins to wait for its outcome."""
+    body: bytes | None
+    """What is stored of it, if it was encoded and redacted before."""
 
 
 class _Outcome(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import current_thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -15,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etude.contracts.errors import BusError, EventError
+from etude.contracts.errors import BusError, DataError, EventError, StoreError
 from etude.contracts.query import Where
-from etude.serving.keys import Role
+from etude.serving.keys import REFRESH_S, STALE_S, Role
 from tests.unit.serving.server import Served, serving
 
 ASKED: dict[str, Any] = {"problem": "choice:model", "context": "where is my parcel?", "options": ["small", "large"]}
@@ -233,6 +234,47 @@ def test_a_wrong_request_says_which_field_is_wrong(client: httpx.Client, body: A
     assert said in answer.text
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        (ASKED | {"contxt": 1}, "contxt", "contxt: is unknown"),
+        ({"context": "x"}, "problem", "problem: is missing"),
+        (ASKED | {"preferences": {"max_cost": 1}}, "preferences.max_cost", "preferences.max_cost: is unknown"),
+        (ASKED | {"preferences": {"max_cost_usd": -1}}, "preferences.max_cost_usd", "Expected `float` >= 0.0"),
+    ],
+)
+def test_a_refusal_says_what_to_do(client: httpx.Client, body: Any, field: str, said: str) -> None:
+    found = problem(client.post("/v1/decisions", json=body), 400)
+    assert [one["field"] for one in found["errors"]] == [field]
+    assert said in found["detail"]
+    assert found["detail"].endswith(": GET /openapi.json describes POST /v1/decisions")
+    truncated = problem(client.post("/v1/decisions", content=b'{"problem": '), 400)["detail"]
+    assert truncated.startswith("the body cannot be read: ")
+    assert "there is " in problem(client.put("/v1/decisions"), 405)["detail"]
+    assert "POST" in problem(client.put("/v1/decisions"), 405)["detail"]
+    assert "serving.max_body_bytes" in problem(client.post("/v1/feedback", content=b"x" * (5 << 20)), 413)["detail"]
+
+
+def test_a_large_request_does_not_keep_the_event_loop(
+    served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is redacted in a thread; small ones are as one text, on the event loop."""
+    decisions, threads = served.server.decisions, list[str]()
+    clean, clean_all = served.server.collector.clean, decisions.clean
+
+    def noted(event: Any) -> bytes:
+        threads.append(current_thread().name)
+        return clean(event)
+
+    monkeypatch.setattr(served.server.collector, "clean", noted)
+    monkeypatch.setattr(decisions, "clean", lambda all_: [threads.append("loop") for _ in all_] and clean_all(all_))
+    large = ASKED | {"context": "mail ana@example.com " * 3000}
+    assert client.post("/v1/decisions", json=large).status_code == 200
+    assert client.post("/v1/decisions/batch", json={"decisions": [large]}).status_code == 200
+    assert client.post("/v1/decisions", json=ASKED).status_code == 200
+    assert [name.startswith("asyncio_") for name in threads] == [True, True, False]
+
+
 def test_what_is_no_json_or_too_large_or_nowhere_is_refused(client: httpx.Client) -> None:
     problem(client.post("/v1/decisions", content=b"{nope"), 400)
     problem(client.post("/v1/decisions", json=ASKED | {"context": "x" * (5 << 20)}), 413)
@@ -268,6 +310,36 @@ def test_a_key_that_is_missing_unknown_or_revoked_is_refused(served: Served) -> 
     served.server.keys.revoke(key.id)
     assert "revoked" in problem(bare.post("/v1/decisions", json=ASKED, headers=given), 401)["detail"]
     assert text.rpartition("_")[2] not in str(served.server.keys.all())
+
+
+def test_while_the_store_is_away_known_keys_are_accepted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, keys = served.client(Role.DECIDE), served.server.keys
+
+    def away(kind: str) -> dict[str, bytes]:
+        raise StoreError("the store does not answer")
+
+    monkeypatch.setattr(served.server.store, "documents", away)
+    keys._read_at -= 2 * REFRESH_S
+    assert client.post("/v1/decisions", json=ASKED | {"record": False}).status_code == 200
+    problem(served.bare(authorization="Bearer etude_1_x").post("/v1/decisions", json=ASKED), 401)
+    keys._read_at -= STALE_S
+    problem(client.post("/v1/decisions", json=ASKED | {"record": False}), 503)  # one of them may be revoked
+
+
+@pytest.mark.parametrize("tenant", ["", " ", "a\nb", "x" * 300])
+def test_a_tenant_has_a_name(served: Served, tenant: str) -> None:
+    """A tenant without one would share the signatures of those who have none."""
+    with pytest.raises(DataError, match="or leave tenant out"):
+        served.server.keys.create(Role.DECIDE, tenant=tenant)
+
+
+@pytest.mark.parametrize("id", ["ana@example.com", "t-1\n", f"sk-{'a1B2' * 10}"])
+def test_an_id_that_cannot_be_stored_is_refused(client: httpx.Client, id: str) -> None:
+    problem(client.post("/v1/decisions", json=ASKED | {"trajectory": id}), 400)
+    problem(client.post("/v1/trajectories", json={"trajectories": [TRAJECTORY | {"id": id}]}), 400)
+    made = client.post("/v1/decisions", json=ASKED).json()["id"]
+    problem(client.post("/v1/feedback", json={"id": made, "stars": 1, "event": id}), 400)
+    assert client.post("/v1/feedback", json={"id": made, "stars": 1}).status_code == 202
 
 
 def test_a_key_that_sends_too_much_has_to_wait(served: Served) -> None:

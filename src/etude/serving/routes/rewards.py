@@ -119,7 +119,7 @@ async def rescore(
         where = [f"--where={data.where}"] if data.where else []
         return server.steering.operations.submit(
             "rescore",
-            str(version),
+            f"{version} where {data.where}" if data.where else str(version),  # else another one would be taken for it
             ["reward", "rescore", f"--version={version}", *where, "--json"],
             by=actor(caller),
             result=f"/v1/rewards/{version}",
