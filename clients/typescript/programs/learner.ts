@@ -1,7 +1,7 @@
 /** A policy that learns: linear in the words of a prompt, by PPO's clipped objective (Schulman et al., 2017). */
 
 export const DIM = 256;
-const LEARNING_RATE = 0.3;
+const LEARNING_RATE = 0.6;
 const CLIP = 0.2;
 const ENTROPY = 0.01;
 const EPOCHS = 4;

@@ -25,7 +25,7 @@ export interface ClientOptions {
   retries?: number | undefined;
   /** In place of the global `fetch`. */
   fetch?: typeof globalThis.fetch | undefined;
-  /** Folder of what waits to be sent, or `memory`. In Node `.etude/outbox-node`; in browsers memory. */
+  /** Folder of what waits to be sent, or `memory`. In Node `.etude/outbox-node-…`, one for each URL; in browsers memory. */
   outbox?: string | undefined;
   /** Where warnings go; without it, the console. */
   log?: ((message: string) => void) | undefined;
@@ -62,7 +62,7 @@ export class EtudeClient {
 
   /** ConfigError if an option is wrong. Nothing connects before the first call. */
   constructor(options: ClientOptions = {}) {
-    const { url = platform.environment("ETUDE_URL") ?? "http://127.0.0.1:8765", outbox = platform.outboxFolder } = options;
+    const { url = platform.environment("ETUDE_URL") ?? "http://127.0.0.1:8765" } = options;
     const { apiKey = platform.environment("ETUDE_API_KEY"), timeoutMs = 10_000, decideTimeoutMs = 200, retries = 3 } = options;
     for (const [name, value] of Object.entries({ timeoutMs, decideTimeoutMs, retries })) {
       if (!(value > 0 || (name === "retries" && value === 0)) || value > 2 ** 31 - 1) {
@@ -74,7 +74,8 @@ export class EtudeClient {
     this.connection = new Connection({ url, apiKey, timeoutMs, retries, fetch, anyVersion: options.anyVersion ?? false });
     this.url = this.connection.url;
     this.deciding = new Deciding(this.connection, decideTimeoutMs, this.log);
-    const store = outbox === null || outbox === "memory" ? new MemoryStore(this.log) : platform.openStore(outbox);
+    const folder = options.outbox ?? (platform.outboxFolder && `${platform.outboxFolder}-${digits(this.url)}`); // of one server
+    const store = folder === null || folder === "memory" ? new MemoryStore(this.log) : platform.openStore(folder);
     this.outbox = new Outbox(store, this.connection, this.log);
   }
 
@@ -227,6 +228,13 @@ export class OneChoice {
   async feedback(rating: Pick<Report, "thumbs" | "stars" | "comment" | "user">): Promise<Reported> {
     return await this.client.feedback(this.signedId ?? this.id, rating);
   }
+}
+
+/** Digits that stand for a URL (FNV-1a). */
+function digits(url: string): string {
+  let hash = 2166136261;
+  for (let i = 0; i < url.length; i++) hash = Math.imul(hash ^ url.charCodeAt(i), 16777619);
+  return (hash >>> 0).toString(16).padStart(8, "0");
 }
 
 /** What a context says, as the description of a task. */

@@ -19,6 +19,7 @@ const DEFAULT = "default";
 export class Deciding {
   private readonly breaker = new Breaker();
   private readonly warned = new Set<string>();
+  private isKeyRefused = false;
 
   constructor(
     private readonly connection: Connection,
@@ -26,7 +27,7 @@ export class Deciding {
     private readonly log: (message: string) => void,
   ) {}
 
-  /** A choice, which always has an answer; a request that is wrong throws, and so does a key that was never right. */
+  /** A choice, which always has an answer; a request that is wrong throws, and so does, once, a key that is not accepted. */
   async choose<T extends Option>(asked: DecisionAsked, offer: Offer<T>, call: Call): Promise<Decided> {
     const timeoutMs = (call.timeoutMs ?? this.timeoutMs) + (this.breaker.isNew ? FIRST_MS : 0);
     try {
@@ -35,7 +36,10 @@ export class Deciding {
       throw new NotEtude(`the answer is ${JSON.stringify(given.action)}, which was not offered`);
     } catch (error) {
       if (call.signal?.aborted || error instanceof BadRequest || !(error instanceof EtudeError)) throw error;
-      if (this.breaker.isNew && (error instanceof Unauthorized || error instanceof Forbidden)) throw error;
+      if (!this.isKeyRefused && (error instanceof Unauthorized || error instanceof Forbidden)) {
+        this.isKeyRefused = true; // whoever set it should see it; the agent goes on
+        throw error;
+      }
       return this.usual(asked, offer, error);
     }
   }

@@ -40,7 +40,7 @@ button:hover{background:rgba(128,128,128,.15)}
 button:focus-visible,textarea:focus-visible{outline:2px solid currentColor;outline-offset:1px}
 button[aria-pressed=true]{color:var(--etude-chosen,#b35900);border-color:currentColor}
 button[aria-disabled=true]{cursor:default;opacity:.6}
-[part=send]{border-color:currentColor}
+[part~=send]{border-color:currentColor}
 textarea{font:inherit;flex-basis:100%;box-sizing:border-box;width:100%}
 svg{width:1.2em;height:1.2em;vertical-align:middle;fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}
 .on svg{fill:currentColor}`;

@@ -58,7 +58,7 @@ export class Outbox {
   private failures = 0;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private readonly tries = new Map<string, (first: FirstTry) => void>();
-  private isClosed = false;
+  private readonly closing = new AbortController();
 
   constructor(
     private readonly store: Store,
@@ -108,12 +108,14 @@ export class Outbox {
     this.begin();
   }
 
-  /** Try once more to send what waits, then stop; what is left waits in its folder. */
+  /** Try once more to send what waits, for at most so long, then stop; what is left waits in its folder. */
   async close(timeoutMs: number): Promise<void> {
-    const over = new Promise<void>((resolve) => setTimeout(resolve, timeoutMs).unref?.());
-    if ((await this.store.list(1)).length) await Promise.race([this.flush(), over]);
-    this.isClosed = true;
+    const over = setTimeout(() => this.closing.abort(), timeoutMs);
+    if (timeoutMs > 0) await this.flush();
+    clearTimeout(over);
     clearTimeout(this.timer);
+    this.closing.abort();
+    await this.passing; // so that others may send what is left
   }
 
   /** Start a pass, or have the one that runs look again. */
@@ -123,7 +125,7 @@ export class Outbox {
   }
 
   private async passes(): Promise<void> {
-    while (this.isAgain && !this.isClosed) {
+    while (this.isAgain && !this.closing.signal.aborted) {
       this.isAgain = false;
       try {
         await this.pass();
@@ -175,10 +177,11 @@ export class Outbox {
 
   private async post(group: Waiting[]): Promise<unknown> {
     const [{ entry }] = group as [Waiting];
-    const asked = { idempotencyKey: entry.id, retries: 1, keepalive: JSON.stringify(entry.body).length < 10_000 };
+    const { signal } = this.closing;
+    const asked = { idempotencyKey: entry.id, retries: 1, signal, keepalive: JSON.stringify(entry.body).length < 10_000 };
     if (entry.path === "/v1/feedback") return await this.connection.ask("POST", entry.path, { ...asked, body: entry.body });
     const body = { trajectories: group.map((one) => one.entry.body) }; // each is stored once, by its id
-    return await this.connection.ask("POST", entry.path, { retries: 1, repeatable: true, body });
+    return await this.connection.ask("POST", entry.path, { retries: 1, signal, repeatable: true, body });
   }
 
   private settle(name: string, first: FirstTry): void {
@@ -188,10 +191,11 @@ export class Outbox {
 
   /** The server is away, or somebody else is sending: everything waits, and is tried again. */
   private later(error: unknown): void {
-    if (this.failures === 0 && error !== null) this.log(`etude: not sent, and kept until it is: ${messageOf(error)}`);
+    if (this.failures === 0 && error !== null && !this.closing.signal.aborted) this.log(`etude: not sent, and kept until it is: ${messageOf(error)}`);
     for (const name of [...this.tries.keys()]) this.settle(name, { state: "waiting", error });
     const pauseMs = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** Math.min(this.failures++, 10));
     clearTimeout(this.timer);
+    if (this.closing.signal.aborted) return;
     this.timer = setTimeout(() => this.begin(), pauseMs * (0.5 + Math.random() / 2));
     this.timer.unref?.(); // what waits in a folder does not keep a process alive
   }

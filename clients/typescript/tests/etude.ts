@@ -36,7 +36,7 @@ let started: Promise<RunningServer & { folder: string }> | undefined;
 export async function server(): Promise<RunningServer & { folder: string }> {
   started ??= (async () => {
     const folder = await newFolder();
-    const made = await startServer({ command: COMMAND, port: 0, folder, startTimeoutMs: 60_000, apiKey: undefined });
+    const made = await startServer({ command: COMMAND, port: 0, folder, startTimeoutMs: 180_000, apiKey: undefined });
     cleanups.push(() => made.stop());
     return { ...made, folder };
   })();

@@ -92,7 +92,8 @@ describe("the outbox", { skip: WITHOUT_SERVER }, () => {
   test("waits for the right key", async () => {
     const folder = await newFolder();
     const wrong = await client({ outbox: folder, apiKey: "etude_wrong", log: quiet });
-    await assert.rejects(wrong.choose("tone", "", OPTIONS), Unauthorized);
+    await assert.rejects(wrong.choose("tone", "", OPTIONS), Unauthorized); // once, so that it is seen
+    assert.equal((await wrong.choose("tone", "", OPTIONS)).fallback, "key");
     const id = await wrong.task("kept", (task) => task.id);
     await wrong.outbox.flush();
     assert.equal((await wrong.outbox.waiting()).length, 1);

@@ -4,7 +4,7 @@ import { after, before, describe, test } from "node:test";
 import { ConfigError, EtudeClient, NotFound, RLInterface, RLTrainer, ServerAway, promptReward, promptScore } from "@etude/client";
 import { SimulatedServer } from "../programs/simulated-server.js";
 import { MUTATIONS, type Mutation, PromptWorld, seeded } from "../programs/world.js";
-import { COMMAND, WITHOUT_SERVER, client, newFolder } from "./etude.js";
+import { COMMAND, WITHOUT_SERVER, client, newFolder, server } from "./etude.js";
 
 const PROMPT = "Fix the login page.";
 
@@ -47,9 +47,9 @@ describe("with the simulated server", () => {
     const trainer = new RLTrainer({ url, outbox: "memory", reward, random: seeded(1) });
     const prompts = Array.from({ length: 100 }, () => world.prompt());
     const episodes: number[] = [];
-    const stats = await trainer.train(prompts, { numEpisodes: 200, episodeLength: 1, updateInterval: 20, onProgress: (now) => episodes.push(now.episode) });
-    assert.equal(episodes.length, 200);
-    assert.deepEqual([stats.episodes, stats.steps, stats.updates, stats.rewards.length], [200, 200, 10, 200]);
+    const stats = await trainer.train(prompts, { numEpisodes: 300, episodeLength: 1, updateInterval: 20, onProgress: (now) => episodes.push(now.episode) });
+    assert.equal(episodes.length, 300);
+    assert.deepEqual([stats.episodes, stats.steps, stats.updates, stats.rewards.length], [300, 300, 15, 300]);
     assert.ok(stats.avgReward > stats.firstReward + 0.3, `${stats.firstReward} … ${stats.avgReward}`);
     const stop = new AbortController();
     const stopped = trainer.train(prompts, { signal: stop.signal, onProgress: ({ episode }) => episode === 3 && stop.abort() });
@@ -71,7 +71,7 @@ describe("with the simulated server", () => {
 
 describe("with a real server", { skip: WITHOUT_SERVER }, () => {
   test("a server is started, waited for, and stopped with its key", async () => {
-    const rl = new RLInterface({ command: COMMAND, port: 0, folder: await newFolder(), outbox: "memory" });
+    const rl = new RLInterface({ command: COMMAND, port: 0, folder: await newFolder(), outbox: "memory", startTimeoutMs: 180_000 });
     await rl.startServer();
     const { url } = rl.client;
     assert.equal((await rl.client.call("GET /ready", {})).status, "ready");
@@ -87,7 +87,7 @@ describe("with a real server", { skip: WITHOUT_SERVER }, () => {
     await assert.rejects(new RLInterface({ command: ["no-such-etude"], outbox: "memory" }).startServer(), ConfigError);
     const { url } = await client();
     const port = Number(new URL(url).port);
-    const rl = new RLInterface({ command: COMMAND, port, folder: await newFolder(), outbox: "memory" });
+    const rl = new RLInterface({ command: COMMAND, port, folder: await newFolder(), outbox: "memory", apiKey: "etude_any" });
     await assert.rejects(rl.startServer(), /cannot listen there/);
   });
 
@@ -95,7 +95,7 @@ describe("with a real server", { skip: WITHOUT_SERVER }, () => {
     const etude = await client();
     const { paths } = await etude.get<{ paths: Record<string, unknown> }>("/openapi.json");
     if (!("/select_action" in paths)) return t.skip("the server has no routes for prompt training");
-    const trainer = new RLTrainer({ url: etude.url, outbox: "memory", ...(await credentials()), random: seeded(2) });
+    const trainer = new RLTrainer({ url: etude.url, apiKey: (await server()).apiKey, outbox: "memory", random: seeded(2) });
     const rl = trainer.interface;
     const mutated = await etude.selectMutation("Write a function that adds two numbers.");
     assert.ok(mutated.propensity > 0 && mutated.prompt.length > 0);
@@ -107,12 +107,6 @@ describe("with a real server", { skip: WITHOUT_SERVER }, () => {
     assert.equal(await rl.loadCheckpoint("0".repeat(16)), false);
   });
 });
-
-async function credentials() {
-  const { server } = await import("./etude.js");
-  const { apiKey } = await server();
-  return { apiKey };
-}
 
 test("what a server without these routes says is a typed error", { skip: WITHOUT_SERVER }, async (t) => {
   const etude = await client();

@@ -142,5 +142,5 @@ function isAlive(pid: number): boolean {
 }
 
 function ignoreMissing(error: NodeJS.ErrnoException): undefined {
-  if (error.code !== "ENOENT") throw error;
+  if (error.code !== "ENOENT" && error.code !== "ENOTDIR") throw error;
 }
