@@ -31,7 +31,7 @@ test: $(DEV) ## run the tests, on two cores
 client: $(DEV) ## test the TypeScript client with a real server, where Node is installed
 	@if node -e 'process.exit(+process.versions.node.split(".")[0] < 20)' 2>/dev/null && command -v npm >/dev/null; then \
 	  $(MAKE) --no-print-directory $(PACKAGES) && \
-	  cd $(CLIENT) && ETUDE_PYTHON='$(abspath $(BIN))/python' npm test --silent; \
+	  cd $(CLIENT) && PYTHON_FOR_TESTS='$(abspath $(BIN))/python' npm test --silent; \
 	else echo 'the TypeScript client is not tested: Node 20 or newer, with npm, is not installed'; fi
 
 check: $(DEV) ## ruff, mypy --strict and the architecture test

@@ -1,6 +1,7 @@
 /** `RLTrainer` with a real server: it starts `etude serve`, trains on its routes, saves the policy and stops it. */
+import { existsSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 import { mkdtemp, rm } from "node:fs/promises";
 import { NotFound, RLTrainer } from "@etude/client";
 import { bar, progress } from "./table.js";
@@ -8,13 +9,15 @@ import { type Mutation, MUTATIONS, PromptWorld, seeded } from "./world.js";
 
 const random = seeded(Number(process.argv[2] ?? 1));
 const episodes = Number(process.argv[3] ?? 100);
+const own = resolve("../../.venv/bin/etude"); // what `make setup` installs
+const command = [existsSync(own) ? own : "etude"];
 const folder = await mkdtemp(join(tmpdir(), "etude-full-"));
 const world = new PromptWorld(random);
 const prompts = Array.from({ length: 200 }, () => world.prompt());
 const isMending = new Map(prompts.map((prompt) => [prompt, MUTATIONS.filter((one) => world.step(prompt, one).reward > 0)]));
 // The real mutations write other prompts than the world's own: what counts is whether they mend the defect at hand.
 const reward = (before: string, _after: string, mutation: string) => (isMending.get(before)?.includes(mutation as Mutation) ? 1 : -0.25);
-const trainer = new RLTrainer({ port: 0, folder, outbox: "memory", reward, random });
+const trainer = new RLTrainer({ command, port: 0, folder, outbox: "memory", reward, random });
 
 console.log("starting etude serve …");
 try {

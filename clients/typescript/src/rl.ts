@@ -71,7 +71,7 @@ export interface RLOptions extends ClientOptions {
   port?: number;
   /** Folder in which `startServer` runs the server. */
   folder?: string;
-  /** Command that runs Etude; in Node without it ETUDE_COMMAND, else `etude`. */
+  /** Command that runs Etude. `["etude"]` */
   command?: readonly string[];
   /** Milliseconds until a started server has to be ready. 60,000 */
   startTimeoutMs?: number;
@@ -104,8 +104,7 @@ export class RLInterface {
   /** Start a server of one's own, and wait until it is ready. In Node alone. */
   async startServer(): Promise<void> {
     if (this.running) return;
-    const { port = 8765, folder, startTimeoutMs = 60_000, apiKey } = this.options;
-    const command = this.options.command ?? platform.environment("ETUDE_COMMAND")?.split(" ") ?? ["etude"];
+    const { command = ["etude"], port = 8765, folder, startTimeoutMs = 60_000, apiKey } = this.options;
     this.running = await platform.startServer({ command, port, folder, startTimeoutMs, apiKey });
     this.current = new EtudeClient({ ...this.options, url: this.running.url, apiKey: this.running.apiKey });
   }

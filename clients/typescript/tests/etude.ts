@@ -13,9 +13,9 @@ import { startServer } from "../src/platform/server.js";
 import type { RunningServer } from "../src/platform/platform.js";
 
 const run = promisify(execFile);
-const PYTHON = [process.env["ETUDE_PYTHON"], resolve("../../.venv/bin/python")].find((path) => path && existsSync(path));
+const PYTHON = [process.env["PYTHON_FOR_TESTS"], resolve("../../.venv/bin/python")].find((path) => path && existsSync(path));
 /** Why tests with a server are skipped; false if they are not. */
-export const WITHOUT_SERVER = PYTHON ? false : "no Python with Etude: run `make setup`, or name one in ETUDE_PYTHON";
+export const WITHOUT_SERVER = PYTHON ? false : "no Python with Etude: run `make setup`, or name one in PYTHON_FOR_TESTS";
 export const COMMAND = [PYTHON ?? "python3", "-m", "etude.cli"];
 
 const folders: string[] = [];

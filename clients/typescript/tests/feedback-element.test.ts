@@ -9,8 +9,8 @@ import { type Browser, type Page, chromium } from "playwright-core";
 import { type EtudeClient, feedbackRoute } from "@etude/client";
 import { WITHOUT_SERVER, client, eventually, key, stored } from "./etude.js";
 
-const CHROMIUM = [process.env["ETUDE_CHROMIUM"], "/usr/bin/chromium", "/usr/bin/chromium-browser"].find((path) => path && existsSync(path));
-const SKIPPED = WITHOUT_SERVER || (CHROMIUM ? false : "no Chromium: install Debian's package `chromium`, or name one in ETUDE_CHROMIUM");
+const CHROMIUM = [process.env["CHROMIUM_FOR_TESTS"], "/usr/bin/chromium", "/usr/bin/chromium-browser"].find((path) => path && existsSync(path));
+const SKIPPED = WITHOUT_SERVER || (CHROMIUM ? false : "no Chromium: install Debian's package `chromium`, or name one in CHROMIUM_FOR_TESTS");
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 if (SKIPPED) console.log(`the feedback component is not tested: ${SKIPPED}`);
 
@@ -157,7 +157,7 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     await page.keyboard.press("ArrowRight");
     const outline = await page.getByRole("button", { name: "Bad answer" }).evaluate((button) => getComputedStyle(button).outlineStyle);
     assert.equal(outline, "solid");
-    if (process.env["ETUDE_SCREENSHOT"]) await page.screenshot({ path: process.env["ETUDE_SCREENSHOT"] });
+    if (process.env["SCREENSHOT_OF_TESTS"]) await page.screenshot({ path: process.env["SCREENSHOT_OF_TESTS"] });
   });
 
   test("the client works in a page, by way of its own server", async () => {
