@@ -79,7 +79,8 @@ export class EtudeFeedback extends Base {
     }
     if (!this.sendsAtOnce) group.append(this.button("send", this.words.send, () => void this.send(), this.words.send));
     group.addEventListener("keydown", (event) => this.move(event as KeyboardEvent, group));
-    root.replaceChildren(made("style", {}, STYLE), group, made("span", { part: "status", role: "status" }));
+    root.adoptedStyleSheets = [sheet()]; // a page's content security policy refuses <style>
+    root.replaceChildren(group, made("span", { part: "status", role: "status" }));
   }
 
   private get sendsAtOnce(): boolean {
@@ -91,21 +92,18 @@ export class EtudeFeedback extends Base {
   }
 
   private thumb(which: "up" | "down"): HTMLElement {
-    const turned = which === "down" ? 'transform="rotate(180 12 12)"' : "";
-    return this.button(which, this.words[which], () => this.choose({ thumbs: which }), `<path d="${THUMB}" ${turned}/>`);
+    return this.button(which, this.words[which], () => this.choose({ thumbs: which }), drawn(THUMB, which === "down" ? 180 : 0));
   }
 
   private star(n: number): HTMLElement {
-    const button = this.button("star", this.words.star.replace("{n}", `${n}`), () => this.choose({ stars: n }), `<path d="${STAR}"/>`);
+    const button = this.button("star", this.words.star.replace("{n}", `${n}`), () => this.choose({ stars: n }), drawn(STAR));
     button.dataset["stars"] = `${n}`;
     return button;
   }
 
-  /** `shown` is a drawing, or a text. */
-  private button(part: string, label: string, act: () => void, shown: string): HTMLElement {
+  private button(part: string, label: string, act: () => void, shown: Node | string): HTMLElement {
     const button = made("button", { type: "button", part: `button ${part}`, "aria-label": label, title: label });
-    if (part === "send") button.textContent = shown;
-    else button.innerHTML = `<svg viewBox="0 0 24 24" aria-hidden="true">${shown}</svg>`;
+    button.append(shown);
     if (part !== "send") button.setAttribute("aria-pressed", "false");
     button.addEventListener("click", () => this.state === "open" && act());
     return button;
@@ -179,6 +177,24 @@ function made(tag: string, attributes: Record<string, string>, text = ""): HTMLE
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   if (text) element.textContent = text;
   return element;
+}
+
+function drawn(path: string, turned = 0): SVGElement {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const line = document.createElementNS(svg.namespaceURI, "path") as SVGElement;
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  line.setAttribute("d", path);
+  line.setAttribute("transform", `rotate(${turned} 12 12)`);
+  svg.append(line);
+  return svg;
+}
+
+let shared: CSSStyleSheet | undefined;
+
+function sheet(): CSSStyleSheet {
+  if (!shared) (shared = new CSSStyleSheet()).replaceSync(STYLE);
+  return shared;
 }
 
 function textsIn(json: string | null): Partial<Texts> {

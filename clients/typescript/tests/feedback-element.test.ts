@@ -12,6 +12,8 @@ import { WITHOUT_SERVER, client, eventually, key, stored } from "./etude.js";
 const CHROMIUM = [process.env["CHROMIUM_FOR_TESTS"], "/usr/bin/chromium", "/usr/bin/chromium-browser"].find((path) => path && existsSync(path));
 const SKIPPED = WITHOUT_SERVER || (CHROMIUM ? false : "no Chromium: install Debian's package `chromium`, or name one in CHROMIUM_FOR_TESTS");
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+/** As strict as pages are: no inline styles, nothing from elsewhere. */
+const POLICY = "default-src 'self'; require-trusted-types-for 'script'";
 if (SKIPPED) console.log(`the feedback component is not tested: ${SKIPPED}`);
 
 describe("the feedback component", { skip: SKIPPED }, () => {
@@ -25,7 +27,7 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     if (request.method === "GET") {
       const isScript = request.url?.endsWith(".js");
       const text = isScript ? await script() : '<!doctype html><html lang="en"><title>t</title><script type="module" src="/etude-feedback.js"></script><body></body>';
-      return void response.writeHead(200, { "content-type": isScript ? "text/javascript" : "text/html; charset=utf-8" }).end(text);
+      return void response.writeHead(200, { "content-type": isScript ? "text/javascript" : "text/html; charset=utf-8", ...(request.url === "/plain" ? {} : { "content-security-policy": POLICY }) }).end(text);
     }
     let body = "";
     for await (const part of request) body += String(part);
@@ -52,11 +54,15 @@ describe("the feedback component", { skip: SKIPPED }, () => {
   });
 
   /** The component for a new decision; its task's id, signed. */
-  async function shown(attributes = ""): Promise<string> {
+  async function shown(attributes: Record<string, string> = {}): Promise<string> {
     const { id } = await etude.decide({ problem: "choice:answer", context: "q", options: ["a", "b"] });
     sent.length = status = 0;
     await page.goto(origin);
-    await page.evaluate((html) => (document.body.innerHTML = html), `<etude-feedback task="${id}" endpoint="/feedback" ${attributes}></etude-feedback>`);
+    await page.evaluate((all) => {
+      const element = document.createElement("etude-feedback");
+      for (const [name, value] of Object.entries(all)) element.setAttribute(name, value);
+      document.body.append(element);
+    }, { task: id, endpoint: "/feedback", ...attributes });
     await page.waitForFunction(() => document.querySelector("etude-feedback")?.shadowRoot);
     return id;
   }
@@ -88,7 +94,7 @@ describe("the feedback component", { skip: SKIPPED }, () => {
   });
 
   test("stars are given by keyboard alone", async () => {
-    const id = await shown('ask="stars"');
+    const id = await shown({ ask: "stars" });
     await page.keyboard.press("Tab");
     for (let i = 0; i < 3; i++) await page.keyboard.press("ArrowRight");
     const focused = await page.evaluate(() => document.querySelector("etude-feedback")?.shadowRoot?.activeElement?.ariaLabel);
@@ -101,7 +107,7 @@ describe("the feedback component", { skip: SKIPPED }, () => {
 
   test("thumbs, stars and a comment are sent together, by a button, in the page's own words", async () => {
     const words = { question: "Wie war das?", send: "Senden", thanks: "Danke!", star: "{n} Sterne" };
-    const id = await shown(`ask="thumbs stars comment" texts='${JSON.stringify(words)}'`);
+    const id = await shown({ ask: "thumbs stars comment", texts: JSON.stringify(words) });
     await page.getByRole("group", { name: "Wie war das?" }).waitFor();
     await page.getByRole("button", { name: "Senden" }).click(); // nothing is chosen yet
     await page.getByRole("button", { name: "Bad answer" }).click();
@@ -140,8 +146,12 @@ describe("the feedback component", { skip: SKIPPED }, () => {
   });
 
   test("its parts take a page's style, and every control has a name, a size and a visible focus", async () => {
-    await shown('ask="thumbs stars comment"');
-    await page.addStyleTag({ content: "etude-feedback::part(up) { background: rgb(1, 2, 3) } etude-feedback { --etude-chosen: rgb(4, 5, 6) }" });
+    await shown({ ask: "thumbs stars comment" });
+    await page.evaluate(() => {
+      const style = new CSSStyleSheet();
+      style.replaceSync("etude-feedback::part(up) { background: rgb(1, 2, 3) } etude-feedback { --etude-chosen: rgb(4, 5, 6) }");
+      document.adoptedStyleSheets = [style];
+    });
     const up = page.getByRole("button", { name: "Good answer" });
     assert.equal(await up.evaluate((button) => getComputedStyle(button).backgroundColor), "rgb(1, 2, 3)");
     await up.click();
@@ -161,7 +171,8 @@ describe("the feedback component", { skip: SKIPPED }, () => {
   });
 
   test("the client works in a page, by way of its own server", async () => {
-    await page.goto(origin);
+    await page.goto(`${origin}/plain`);
+    sent.length = 0;
     const made = await build({ stdin: { contents: 'export * from "@etude/client"', resolveDir: process.cwd() }, bundle: true, format: "iife", globalName: "etude", platform: "browser", write: false });
     await page.addScriptTag({ content: made.outputFiles?.[0]?.text ?? "" });
     status = 503;
