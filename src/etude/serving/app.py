@@ -113,6 +113,7 @@ def make_app(server: Server) -> ASGIApp:
         Direct(app, server),
         timeout_s=server.config.request_timeout_s,
         answered=server.answered,
+        version=server.version,
         untimed=frozenset(openai.CALLS),
     )
     return Watched(inner, server.metrics, server.watch)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import etude
 from etude.contracts.errors import BusError, DataError, EventError, StoreError
 from etude.contracts.query import Where
 from etude.serving.keys import REFRESH_S, STALE_S, Role
@@ -449,12 +450,14 @@ def test_the_api_describes_itself_and_every_route_is_guarded(client: httpx.Clien
             assert answer.status_code == (200 if path in ("/health", "/ready") else 401), path
 
 
-def test_answers_carry_a_request_id_and_may_not_be_framed(client: httpx.Client) -> None:
+def test_answers_carry_a_request_id_and_the_version_and_may_not_be_framed(client: httpx.Client) -> None:
     answer = client.get("/health", headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert client.get("/health", headers={"x-request-id": "a b\tc" * 40}).headers["x-request-id"] != "a b\tc" * 40
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
+    refused = client.post("/v1/decisions", json={})
+    assert answer.headers["etude-version"] == refused.headers["etude-version"] == etude.__version__
 
 
 def test_a_request_that_takes_too_long_is_answered(tmp_path: Path) -> None:
