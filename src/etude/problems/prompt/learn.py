@@ -19,7 +19,6 @@ from etude.problems.prompt.reader import KNOWN
 from etude.problems.prompt.settings import PromptSettings
 from etude.problems.prompt.training import Training, make_training
 
-POLICY_SECTIONS = ("prompt", "prompt_network")
 PATHS = 1
 """Random sequences per prompt whose outcomes are learned from."""
 
@@ -38,7 +37,7 @@ def learn_outcomes(request: LearnRequest) -> Run:
         own.prompt_outcomes,
         noise=_noise(request),
         seed=settings.run.seed,
-        parts=parts(),
+        parts=parts(scores_are_rewards=True),
     )
     return Run(learner, RunFolder(request.out), trackers=settings.run.trackers)
 
@@ -58,9 +57,10 @@ def practise_prompts(request: LearnRequest) -> Run:
     )
 
 
-def parts() -> PolicyParts:
-    """What an artefact holds besides weights: the names of what the network reads, since their order matters."""
-    return PolicyParts(tensors={}, details={"known": list(KNOWN)})
+def parts(*, scores_are_rewards: bool = False) -> PolicyParts:
+    """What an artefact holds besides weights: the names of what the network reads, since their order matters, and what
+    its scores are."""
+    return PolicyParts(tensors={}, details={"known": list(KNOWN), "scores_are_rewards": scores_are_rewards})
 
 
 def _noise(request: LearnRequest) -> float:
@@ -76,7 +76,7 @@ def _about(request: LearnRequest, learned_from: Training, **how: Any) -> About:
         method=request.method,
         title=f"{SPEC.name}, {len(learned_from.train.start):,} {of}",
         settings=settings.sections(*SPEC.sections, "ppo", "run", "health"),
-        policy_sections=POLICY_SECTIONS,
+        policy_sections=SPEC.sections,
         encoder=settings.own(PromptSettings).prompt.encoder,
         data=learned_from.data,
         **how,
