@@ -41,7 +41,7 @@ class Group:
 
 
 def held_out_groups(problem: PromptProblem, each: int, seed: int) -> list[Group]:
-    """Prompts of templates and phrases that no policy learned from: of the kinds that were learned from, and of others."""
+    """Prompts of templates and phrases that no policy learned from, of kinds that one learned from, and of others."""
     found = []
     for name, seen in ((SEEN, True), (UNSEEN, False)):
         prompts = make_prompts(each, seed, split="held out", seen=seen)
@@ -67,7 +67,9 @@ def on_data(request: EvaluateRequest) -> Measurement:
     groups = [Group(name="own prompts", states=make_states(prompts, rewards, problem.reader))]
     scores, _ = _scores(request, problem, network, groups)
     found = to_measurement(request, scores, SPEC.metrics, step=find_policy(request.run).manifest.step)
-    return replace(found, sentences=(*found.sentences, "Rewards are those of rules: they say nothing of a model's answers."))
+    return replace(
+        found, sentences=(*found.sentences, "Rewards are those of rules: they say nothing of a model's answers.")
+    )
 
 
 def _read(request: EvaluateRequest) -> tuple[PromptProblem, Any]:

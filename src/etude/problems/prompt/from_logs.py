@@ -97,8 +97,6 @@ class PromptLogs:
         return {name: value.to(self.device) for name, value in obs.items()}
 
 
-
-
 def _number(decision: LoggedDecision, where: str) -> int:
     if decision.action not in ACTIONS:
         raise DataError(f"{where}: the action is {decision.action!r:.60}: expected one of {', '.join(ACTIONS)}")

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from etude.learning.compute import resolve_device
 from etude.learning.practise import practise
 from etude.learning.requests import LearnRequest
 from etude.learning.run import About, PolicyParts, Run
 from etude.learning.run_folder import RunFolder
 from etude.problems.prompt import SPEC
 from etude.problems.prompt.outcomes import OutcomeLearner
-from etude.problems.prompt.problem import PromptProblem, make_problem
+from etude.problems.prompt.problem import make_problem
 from etude.problems.prompt.reader import KNOWN
 from etude.problems.prompt.settings import PromptSettings
 from etude.problems.prompt.training import Training, make_training

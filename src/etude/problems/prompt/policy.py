@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray

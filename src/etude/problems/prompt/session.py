@@ -331,7 +331,9 @@ class Session:
 
         over = column([one.over for one in used], torch.bool)
         # A given next state that is not the next experience's begins another sequence: advantages do not run on.
-        apart = column([one.next_obs is not None and not _same(one.next_obs, after.obs) for one, after in _pairs(used)], torch.bool)
+        apart = column(
+            [one.next_obs is not None and not _same(one.next_obs, after.obs) for one, after in _pairs(used)], torch.bool
+        )
         return Batch(
             obs={name: x[:, None] for name, x in obs.items()},
             action={ACTION: column([one.action for one in used], torch.long)},
