@@ -132,7 +132,8 @@ def filler(rng: Random) -> str:
 
 
 def with_placeholder(rng: Random) -> str:
-    return f"{rng.choice(('Read', 'Please use', 'Thank you', 'It is'))} {rng.choice(PLACEHOLDERS)}{rng.choice(('.', '', ' now.'))}"
+    verb, end = rng.choice(("Read", "Please use", "Thank you", "It is")), rng.choice((".", "", " now."))
+    return f"{verb} {rng.choice(PLACEHOLDERS)}{end}"
 
 
 def heading(rng: Random) -> str:
