@@ -76,7 +76,7 @@ TAILS = ("", "\n", "\n\n", "  ", "\n\n\n", "\t\n")
 
 
 def random_prompt(rng: Random) -> str:
-    """Blocks of all kinds in any order, some of them broken off, next to each other or apart."""
+    """Blocks of all kinds in any order, some of them broken off, with or without empty lines between them."""
     line = "\r\n" if rng.random() < 0.1 else "\n"
     parts = []
     if rng.random() < 0.1:
