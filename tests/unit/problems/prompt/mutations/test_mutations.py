@@ -23,6 +23,10 @@ REDUCED = [
         "Rules:\n\n- Please be brief\n- Be polite always\n- Be polite always.",
         "Rules:\n\n- Be brief\n- Be polite always",
     ),
+    (
+        "You are a helpful assistant.\n\nSort it by name.\n\nThanks!\n\nYou are a helpful assistant.",
+        "You are a helpful assistant.\n\nSort it by name.",
+    ),
     ("Antworte kurz und klar. Nenne Quellen. Antworte kurz und klar.", "Antworte kurz und klar. Nenne Quellen."),
     ("簡潔に答えてください。例を挙げてください。簡潔に答えてください。", "簡潔に答えてください。例を挙げてください。"),
 ]
@@ -32,6 +36,8 @@ NOT_REDUCED = [
     'Say "please and thank you" to the user.',
     "Use at most 100 words. Explain it. Use at most 100 words.",  # a number is not removed
     "Begin your answer with `Please`.",
+    "Explain the phrase `in order to` in English.",
+    "Begin with [how to make use of it](https://example.com).",
     "> Please quote me.\n\nRead the quote.",
     "```\nPlease keep\n```\n\nRun it.",
     "Input: the cat sat. Output: cat\n\nInput: the cat sat. Output: cat",
@@ -86,6 +92,8 @@ def test_task_decomposition_numbers_the_prompts_own_parts(before: str, lines: li
         "Answer only with yes or no: is it blue?",
         "- Use JSON\n- Be brief",
         "Extract the names and test cases.",
+        "Extract what `read it, then write it` does.",
+        "Extract the dates, then sort them\n2. by year",
     ],
 )
 def test_what_has_steps_or_is_one_stays_whole(text: str) -> None:
@@ -119,6 +127,18 @@ def test_additions_go_after_the_instructions_and_before_the_input(mutation: str,
     assert found.startswith(text[:at])
     assert found.endswith(text[at:])
     assert insertion(parse(text)) == at
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("Do it.\n\n{% if a %}\n\nRead all of it well.\n\n{{ d }}\n\n{% endif %}", ""),
+        ("  | a |\n|---|\n| 1 |\n\nOutput:", "Output:"),
+        ("Do it.\n\n  {text}\n\n{more}", "{more}"),
+    ],
+)
+def test_nothing_is_added_inside_a_template_block_or_before_an_indented_block(text: str, before: str) -> None:
+    assert insertion(parse(text)) == len(text) - len(before)
 
 
 def test_additions_are_written_as_the_prompt_is() -> None:
