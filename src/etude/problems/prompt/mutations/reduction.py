@@ -24,7 +24,7 @@ MAX_ROUNDS = 50
 MIN_REPEATED = 8
 """Letters of a sentence that is removed where it is said again."""
 
-PLAIN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ \t\n\r,.!?;:'’\"“”()—–-])*")
+PLAIN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ \t\n\r,.!?;:'’\"“”()—–。！？、，-])*")
 """Words and marks of sentences: no digits, no markup."""
 NAME_INSIDE = re.compile(r"(?<=[^.!?\s])\s+(?!I\b|I')[A-Z]|[A-Za-z][A-Z]|^(?!I\b)[A-Z]{2}")
 """A capital letter that does not begin a sentence."""
@@ -221,10 +221,11 @@ def _paragraph(document: Document, block: Block, seen: set[str], ends: int) -> t
     unneeded = [sentence.end <= ends and _is_unneeded(document, sentence, seen) for sentence in found]
     if all(unneeded):
         return True, []
+    last = max(at for at, gone in enumerate(unneeded) if not gone)
     edits: list[Edit] = []
     for at, sentence in enumerate(found):
         if unneeded[at]:
-            edits += _without_sentence(document, found, unneeded, at)
+            edits += _without_sentence(document, found, unneeded, at, last)
         elif sentence.end <= ends and not document.has_template_blocks:
             edits += _shortened(document, sentence)
     return False, edits
@@ -245,11 +246,11 @@ def _is_unneeded(document: Document, sentence: Sentence, seen: set[str]) -> bool
 
 
 def _without_sentence(
-    document: Document, found: Sequence[Sentence], unneeded: Sequence[bool], at: int
+    document: Document, found: Sequence[Sentence], unneeded: Sequence[bool], at: int, last: int
 ) -> Iterator[Edit]:
     """The sentence and the space after it; at the end of a paragraph the space before it."""
     text, sentence = document.text, found[at]
-    if any(not gone for gone in unneeded[at + 1 :]):
+    if at < last:
         start, end = sentence.start, found[at + 1].start
         if not unneeded[at + 1] and LETTER.match(text, end) is None:
             return
