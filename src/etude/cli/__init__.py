@@ -23,6 +23,7 @@ COMMANDS = {
     "train": Entry("etude.cli.train:app", "Train a policy; an interrupted run resumes where it stopped."),
     "evaluate": Entry("etude.cli.evaluate:evaluate_run", "Measure a policy, with intervals and baselines."),
     "choose": Entry("etude.cli.choose:choose", "Choose among options by a trained policy, and explain the choice."),
+    "prompt": Entry("etude.cli.prompt:app", "Mutate a prompt, and show which mutations make sense for it."),
     "plan": Entry("etude.cli.orchestrator.plan:plan", "Make a plan for an instruction."),
     "run": Entry("etude.cli.orchestrator.run:run", "Plan an instruction, carry out the plan, correct failures."),
     "collect": Entry("etude.cli.orchestrator.collect:collect", "Carry out many workflows and log them."),

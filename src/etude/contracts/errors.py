@@ -9,7 +9,8 @@ EtudeError
 ├── PlanError          a plan is not a DAG, does not fit its catalogue, or exceeds its limits
 │   └── UnsureError    a plan is less probable than required
 ├── DataError          a record of a data file, or an argument of a task, is not valid
-│   └── NoOptionError  no option of a choice may be chosen (in `decision.py`, with what is expected of each)
+│   ├── NoOptionError  no option of a choice may be chosen (in `decision.py`, with what is expected of each)
+│   └── PromptError    a prompt cannot be mutated, or not in the way that was asked for
 ├── EndpointError      a service does not answer, or gives an unexpected answer
 │   └── NoDecisionError  a server gives no decision of a policy now
 ├── WorkersError       a workers file, or a worker in it, cannot be used
@@ -73,6 +74,10 @@ class UnsureError(PlanError):
 
 class DataError(EtudeError):
     """A record of a data file, or an argument of a task, is not valid."""
+
+
+class PromptError(DataError):
+    """A prompt cannot be mutated, or not in the way that was asked for."""
 
 
 class EndpointError(EtudeError):

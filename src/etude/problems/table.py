@@ -14,6 +14,7 @@ OURS: dict[str, Reference] = {
     "choice": "etude.problems.choice:SPEC",
     "workflow": "etude.problems.workflow:SPEC",
     "allocation": "etude.problems.allocation:SPEC",
+    "prompt": "etude.problems.prompt:SPEC",
 }
 
 

@@ -1,0 +1,374 @@
+"""context-reduction: removes politeness, small talk, filler, and sentences that were said already.
+
+Never an instruction that is not still there, nor a constraint, number, name, link, placeholder or code; nothing in
+quotes, tables, examples, or in the text that a prompt works on. It repeats until nothing is left to remove, so it is
+idempotent. The phrases are English; repeated sentences are found in any language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from etude.problems.prompt.mutations.document import Block, Document, parse
+from etude.problems.prompt.mutations.edits import Edit, Pieces
+from etude.problems.prompt.mutations.material import material_start
+from etude.problems.prompt.mutations.prompts import Text
+from etude.problems.prompt.mutations.sentences import VERBS, Sentence, sentences
+from etude.problems.prompt.mutations.task import Task
+from etude.problems.prompt.mutations.wording import words
+
+NAME = "context-reduction"
+MAX_ROUNDS = 50
+"""Each round shortens the text, so there is an end; this many are never needed."""
+MIN_REPEATED = 8
+"""Letters of a sentence that is removed where it is said again."""
+
+PLAIN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ \t\n\r,.!?;:'’\"“”()—–。！？、，-])*")
+"""Words and marks of sentences: no digits, no markup."""
+NAME_INSIDE = re.compile(r"(?<=[^.!?\s])\s+(?!I\b|I')[A-Z]|[A-Za-z][A-Z]|^(?!I\b)[A-Z]{2}")
+"""A capital letter that does not begin a sentence."""
+LETTER = re.compile(r"[^\W\d_]|[\"“{]")
+POLITE = re.compile(r"\b(?:please|kindly|thanks|thank you|just|really|very)\b")
+
+THANKS = (
+    r"(?:many |thanks and |ok |okay )?thank(?:s| you)(?: so much| very much| a lot| a million| again)*(?: in "
+    r"advance)?"
+    r"(?: for (?:your|the|all your|any) (?:kind |great |quick )?(?:help|time|support|assistance|patience|efforts?|"
+    r"attention|"
+    r"consideration|hard work|understanding|reply|response)(?: with this| on this| in advance)?)?"
+)
+SMALL_TALK = re.compile(
+    "|".join(
+        (
+            r"(?:hi|hello|hey|greetings|good (?:morning|afternoon|evening|day))(?: there| again| all| everyone)?",
+            r"i (?:really |do )?hope (?:that )?(?:you(?:'re| are)|you have|this (?:message |note )?finds you|"
+            r"everything is|all is)"
+            r" (?:doing )?(?:well|good|great|fine|okay|ok|having an? \w+ (?:day|week|weekend)|an? \w+ (?:day|week|"
+            r"weekend))"
+            r"(?: today)?",
+            r"how are you(?: doing)?(?: today)?",
+            THANKS,
+            r"i(?: would|'d)? (?:really |truly |greatly |very much )?appreciate (?:it|this|that|(?:your|any|all "
+            r"your) "
+            r"(?:help|time|support|assistance|effort))(?: (?:very|so) much| a lot| greatly)?(?: in advance)?",
+            r"any help (?:is|would be|will be) (?:much |greatly |highly |really )?appreciated",
+            r"(?:it|that) would (?:be|mean) (?:really |very |so |super )?(?:great|nice|helpful|appreciated|awesome|"
+            r"lovely|a lot)"
+            r"(?: to me| for me| to us)?",
+            r"(?:i'm |i am |we are |so )?(?:very |really )?(?:sorry|apologies|i apologi[sz]e) (?:for|to|if) "
+            r"(?:bother(?:ing)? you|"
+            r"disturb(?:ing)? you|the (?:trouble|inconvenience|long (?:message|text|prompt)|bother)|any (?:trouble|"
+            r"inconvenience)|"
+            r"asking(?: again)?|this is long)",
+            r"i know (?:that )?(?:you(?:'re| are) (?:very |really )?(?:busy|great at this|good at this|the best|"
+            r"smart)|"
+            r"this is a lot(?: to ask)?)",
+            r"you(?:'re| are) (?:the best|awesome|amazing|a lifesaver|a star|so (?:helpful|smart|good)|a genius)",
+            r"(?:i wish you |have )a (?:great|nice|good|wonderful|lovely|beautiful) (?:day|one|week|weekend|evening)",
+            r"i(?:'m| am) (?:so |very |really |super )?(?:excited|happy|glad|curious)(?: about this| to see (?:it|"
+            r"the results?|"
+            r"your answer|what you (?:come up with|think)))?",
+            r"(?:i )?(?:can't|cannot|can not) wait(?: to see (?:it|the results?|your answer|what you come up with))?",
+            r"(?:i'm |i am )?looking forward to (?:it|this|hearing from you|seeing it|the results?|your (?:reply|"
+            r"answer|response|help))",
+            r"i have (?:a|one|another) (?:quick |small |little |simple )?(?:question|favou?r|request|task)(?: for "
+            r"you| to ask)?",
+            r"i (?:really |just )?need (?:some|your|a little) help(?: here)?(?: with (?:this|something))?",
+            r"i hope (?:this|that) (?:makes sense|is (?:clear|okay|ok|fine))|does that make sense|if that makes "
+            r"sense",
+            r"i(?:'ve| have) been (?:thinking|struggling|working|stuck) (?:about|with|on) (?:this|it) for (?:a "
+            r"while|a long time|"
+            r"hours|days|weeks|some time|ages)(?: now)?",
+        )
+    )
+)
+"""Sentences in lower case without end mark that say nothing about the task."""
+
+REQUEST = re.compile(
+    r"(?:(?:can|could|would|will) you (?:please |kindly |maybe |possibly )*(?=(?P<asked>[a-z]+)\b)"
+    r"|i(?: would|'d)? (?:really )?(?:like|love|want|need) you to (?:please |kindly )?(?=(?P<wanted>[a-z]+)\b)"
+    r"|i (?:was|am|'m)? ?wondering (?:if|whether) you (?:could|can|would|might) (?:please |kindly |maybe "
+    r")?(?=(?P<wondered>[a-z]+)\b)"
+    r"|(?:it would be (?:great|nice|helpful|good|awesome)|i(?:'d| would) (?:really )?appreciate it|i(?:'d| would) "
+    r"be (?:very |so )?grateful)"
+    r" if you (?:could|can|would) (?:please |kindly )?(?=(?P<liked>[a-z]+)\b))",
+    re.I,
+)
+"""The wrapping of a request in a sentence about it; what follows is a verb."""
+NO_TASKS = words("be feel have imagine know like notice remember see stop understand wait want")
+OPENER = re.compile(
+    r"(?:note that\s+|please(?:,| note that| be aware that| be so kind as to| feel free to)?\s+|kindly\s+|(?:and|"
+    r"also),? please\s+|"
+    r"(?:so|well|ok|okay|alright|anyway|basically|honestly|frankly|obviously|actually|hi|hello|hey|hi there|hello "
+    r"there),\s+|"
+    r"(?:hi|hello|hey)(?: there)?!\s+|"
+    r"(?:as you (?:may |might |probably )*know|as we all know|needless to say|to be (?:perfectly |completely "
+    r")?honest|"
+    r"as a matter of fact|as i (?:said|mentioned)(?: before| above| earlier)?|first of all|if you don't mind|"
+    r"if it's not too much trouble|if that's ok(?:ay)?(?: with you)?|when you have (?:a moment|time)),\s+|"
+    r"(?:it is|it's) (?:very |really )?(?:important|worth) (?:to note|to mention|noting|mentioning) that\s+|"
+    r"(?:it should be noted|i (?:would|'d) like to (?:point out|mention|add|note)|i just want to (?:say|mention|"
+    r"add)) that\s+)"
+    r"(?=[a-z{\"“])",
+    re.I,
+)
+"""What a sentence can begin without."""
+CLOSER = re.compile(
+    r",?\s+(?:please|thanks|thank you|thanks in advance|thank you in advance|thanks a lot|if you don't mind|"
+    r"if that's ok(?:ay)?(?: with you)?|if it's not too much trouble|if that makes sense|for me please|at your "
+    r"earliest convenience)"
+    r"(?=[.!?]*$)",
+    re.I,
+)
+"""What a sentence can end without."""
+SHORTER = {
+    "in order to": "to",
+    "so as to": "to",
+    "due to the fact that": "because",
+    "because of the fact that": "because",
+    "in view of the fact that": "because",
+    "despite the fact that": "although",
+    "in spite of the fact that": "although",
+    "at this point in time": "now",
+    "at the present moment": "now",
+    "for the purpose of": "for",
+    "in the event that": "if",
+    "with regard to": "about",
+    "in regard to": "about",
+    "a large number of": "many",
+    "a great number of": "many",
+    "a wide variety of": "many",
+    "each and every": "every",
+    "first and foremost": "first",
+    "has the ability to": "can",
+    "have the ability to": "can",
+    "until such time as": "until",
+    "in close proximity to": "near",
+    "make use of": "use",
+    "take into consideration": "consider",
+    "very very": "very",
+    "really really": "really",
+}
+FILLER = re.compile(
+    rf"\b(?:{'|'.join(SHORTER)})\b|(?<=[a-z,] )(?:basically|kindly) (?=[a-z])|(?<=, )(?:please )?note that "
+    rf"(?=[a-z])|(?<=, )please (?=[a-z])",
+    re.I,
+)
+FINAL_QUESTION = re.compile(r"\?+$")
+
+
+def plan(task: Task) -> tuple[Edit, ...] | str:
+    """The edits, or the reason why there are none."""
+    found = tuple(
+        edit for each, document in zip(task.texts, task.documents, strict=True) for edit in _reduced(each, document)
+    )
+    return found or "there is nothing to reduce: no politeness, filler or repetition"
+
+
+def _reduced(each: Text, document: Document) -> tuple[Edit, ...]:
+    edits = tuple(_round(document))
+    if not edits:
+        return ()
+    pieces = Pieces(document.text)
+    for _ in range(MAX_ROUNDS):
+        pieces.apply(edits)
+        document = parse(pieces.text)
+        edits = tuple(_round(document))
+        if not edits:
+            break
+    return pieces.edits(message=each.message, part=each.part)
+
+
+def _round(document: Document) -> list[Edit]:
+    """Edits that do not touch each other; none if nothing but small talk would be left."""
+    seen: set[str] = set()
+    edits: list[Edit] = []
+    left = 0
+    ends = material_start(document)
+    for number, block in enumerate(document.blocks):
+        if block.start >= ends:
+            left += 1
+        elif block.kind == "paragraph" and document.depth(block.start) == 0:
+            gone, changes = _paragraph(document, block, seen, ends)
+            if gone and _is_separate(document, number):
+                edits.append(_without_block(document, number))
+            elif not gone:
+                edits += changes
+                left += 1
+            else:
+                left += 1
+        elif block.kind == "list" and document.depth(block.start) == 0:
+            edits += _list(document, block, seen, ends)
+            left += 1
+        elif block.kind != "rule":
+            left += 1
+    return _disjoint(edits) if left else []
+
+
+def _disjoint(edits: list[Edit]) -> list[Edit]:
+    """Without those that overlap an earlier one: the next round sees what is left."""
+    found: list[Edit] = []
+    for edit in sorted(edits, key=lambda edit: edit.start):
+        if not found or edit.start >= found[-1].end:
+            found.append(edit)
+    return found
+
+
+def _paragraph(document: Document, block: Block, seen: set[str], ends: int) -> tuple[bool, list[Edit]]:
+    """Whether nothing of it is needed, and the edits otherwise."""
+    found = sentences(document, block)
+    unneeded = [sentence.end <= ends and _is_unneeded(document, sentence, seen) for sentence in found]
+    if all(unneeded):
+        return True, []
+    last = max(at for at, gone in enumerate(unneeded) if not gone)
+    edits: list[Edit] = []
+    for at, sentence in enumerate(found):
+        if unneeded[at]:
+            edits += _without_sentence(document, found, unneeded, at, last)
+        elif sentence.end <= ends and not document.has_template_blocks:
+            edits += _shortened(document, sentence)
+    return False, edits
+
+
+def _is_unneeded(document: Document, sentence: Sentence, seen: set[str]) -> bool:
+    """Small talk, or what was said before word by word."""
+    text = document.text[sentence.start : sentence.end]
+    key = " ".join(POLITE.sub(" ", text.lower().replace("’", "'")).split()).strip(" ,.!?;:\"“”'")
+    is_repeated = key in seen and len(key) >= MIN_REPEATED
+    seen.add(key)
+    if not PLAIN.fullmatch(text) or document.touches(sentence.start, sentence.end) or '"' in text or "“" in text:
+        return False
+    if is_repeated:
+        return not text.endswith(":")
+    said = " ".join(text.lower().replace("’", "'").split()).rstrip(".!?,;: ")
+    return SMALL_TALK.fullmatch(said) is not None and NAME_INSIDE.search(text) is None
+
+
+def _without_sentence(
+    document: Document, found: Sequence[Sentence], unneeded: Sequence[bool], at: int, last: int
+) -> Iterator[Edit]:
+    """The sentence and the space after it; at the end of a paragraph the space before it."""
+    text, sentence = document.text, found[at]
+    if at < last:
+        start, end = sentence.start, found[at + 1].start
+        if not unneeded[at + 1] and LETTER.match(text, end) is None:
+            return
+    else:
+        start, end = found[at - 1].end, sentence.end
+    yield Edit(start=start, removed=text[start:end])
+
+
+def _shortened(document: Document, sentence: Sentence) -> Iterator[Edit]:
+    """The same request in fewer words: of beginning, middle and end what there is first; the rest in later rounds."""
+    text = document.text[sentence.start : sentence.end].replace("’", "'")
+    edits = (*_shorter_beginning(document, sentence, text),) or (*_shorter_words(document, sentence, text),)
+    yield from edits or _shorter_end(document, sentence, text)
+
+
+def _shorter_beginning(document: Document, sentence: Sentence, text: str) -> Iterator[Edit]:
+    length, is_request = _beginning(text)
+    start = sentence.start
+    if not length or document.touches(start, start + length):
+        return
+    letter = text[length]
+    keeps = not letter.islower() or document.touches(start + length, start + length + 1)
+    removed = document.text[start : start + length + (not keeps)]
+    yield Edit(start=start, removed=removed, added="" if keeps else letter.upper())
+    mark = FINAL_QUESTION.search(text)
+    if is_request and mark and CLOSER.search(text) is None and not document.touches(sentence.end - 1, sentence.end):
+        yield Edit(start=start + mark.start(), removed=mark[0], added=".")
+
+
+def _beginning(text: str) -> tuple[int, bool]:
+    """How much of a sentence comes before what it says, and whether that was the wrapping of a request."""
+    at, is_request = 0, False
+    while True:
+        opener = OPENER.match(text, at)
+        end = opener.end() if opener else _request_end(text, at)
+        if end == at:
+            return at, is_request
+        at, is_request = end, is_request or opener is None
+
+
+def _request_end(text: str, at: int) -> int:
+    """The end of the wrapping of a request that begins there; the same position where there is none."""
+    request = REQUEST.match(text, at)
+    if request is None:
+        return at
+    wanted = request["wanted"]
+    if wanted is not None:
+        return request.end() if wanted.lower() not in NO_TASKS else at
+    verb = (request["asked"] or request["wondered"] or request["liked"]).lower()
+    return request.end() if verb in VERBS or verb in ("help", "tell") else at
+
+
+def _shorter_words(document: Document, sentence: Sentence, text: str) -> Iterator[Edit]:
+    for match in FILLER.finditer(text):
+        start, end = sentence.start + match.start(), sentence.start + match.end()
+        if document.touches(start, end) or _in_quotes(text, match.start()):
+            continue
+        shorter = SHORTER.get(" ".join(match[0].lower().split()), "")
+        yield Edit(start=start, removed=match[0], added=shorter.capitalize() if match[0][0].isupper() else shorter)
+
+
+def _shorter_end(document: Document, sentence: Sentence, text: str) -> Iterator[Edit]:
+    closer = CLOSER.search(text)
+    if closer is None or closer.start() < MIN_REPEATED or _in_quotes(text, closer.start()):
+        return
+    start, end = sentence.start + closer.start(), sentence.start + closer.end()
+    if not document.touches(start, end):
+        yield Edit(start=start, removed=document.text[start:end])
+
+
+def _in_quotes(text: str, at: int) -> bool:
+    before = text[:at]
+    return before.count('"') % 2 == 1 or before.count("“") > before.count("”") or before.count("«") > before.count("»")
+
+
+def _list(document: Document, block: Block, seen: set[str], ends: int) -> Iterator[Edit]:
+    """Items that an earlier item of the list says already, and shorter words in the others."""
+    items: set[str] = set()
+    for at, item in enumerate(block.blocks):
+        text = document.text[item.inner : item.end]
+        key = " ".join(text.lower().split()).rstrip(".!?;,")
+        simple = len(item.blocks) == 1 and item.blocks[0].kind == "paragraph"
+        plain = PLAIN.fullmatch(text) is not None and not document.touches(item.start, item.end)
+        if at and simple and plain and key in items and block.marker in "-*+" and len(key) >= MIN_REPEATED:
+            yield Edit(start=block.blocks[at - 1].end, removed=document.text[block.blocks[at - 1].end : item.end])
+            continue
+        items.add(key)
+        for inner in item.blocks:
+            if inner.kind == "paragraph" and inner.end <= ends and not document.has_template_blocks:
+                for sentence in sentences(document, inner):
+                    seen.add(" ".join(document.text[sentence.start : sentence.end].lower().split()).strip(" ,.!?;:"))
+                    yield from _shortened(document, sentence)
+            elif inner.kind == "list":
+                yield from _list(document, inner, set(), ends)
+
+
+def _is_separate(document: Document, number: int) -> bool:
+    """Whether a paragraph can go without joining its neighbours: empty lines around it, and no two lists or code."""
+    blocks, text = document.blocks, document.text
+    block = blocks[number]
+    before = blocks[number - 1] if number else None
+    after = blocks[number + 1] if number + 1 < len(blocks) else None
+    if before is not None and text[before.end : block.start].count("\n") < 2 and before.kind not in ("heading", "rule"):
+        return False
+    if after is not None and text[block.end : after.start].count("\n") < 2 and after.kind != "heading":
+        return False
+    if after is not None and after.kind in ("code", "list", "quote", "table", "reference", "html"):
+        return before is None or before.kind in ("paragraph", "heading")
+    return True
+
+
+def _without_block(document: Document, number: int) -> Edit:
+    """The paragraph, and the empty lines to the next one; of the last, those before it."""
+    blocks, text = document.blocks, document.text
+    block = blocks[number]
+    if number + 1 < len(blocks):
+        start = text.rfind("\n", 0, block.start) + 1
+        end = text.rfind("\n", block.end, blocks[number + 1].start) + 1
+    else:
+        start, end = (blocks[number - 1].end if number else 0), block.end
+    return Edit(start=start, removed=text[start:end])
