@@ -22,6 +22,7 @@ SCRIPTS = (
     "durability.py",
     "loop_faults.py",
     "loop_jobs.py",
+    "prompt_mutations.py",
 )
 """Run by hand: `plans.py`, `calibration.py`, `new_tools.py`, `choices.py`, `choice_explain.py` and `redaction.py` need
 public data, `from_logs.py`, `office_logs.py` and `workflow_learning.py` take hours, `workflow_loop.py` half an hour,

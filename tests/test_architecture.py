@@ -46,7 +46,7 @@ SOCKETS = ("etude.problems.base", "etude.problems.spec", "etude.problems.distrib
 NAMES = ("workflow", "allocation")
 """Problems of the table, whose names the rest of the code does not know. `choice` is a word of the contracts, too: a
 choice of the user's own is logged as choice:NAME."""
-PROBLEMS = (*NAMES, "choice")
+PROBLEMS = (*NAMES, "choice", "prompt")
 """The folders of problems."""
 NAMES_ALLOWED = (
     *(f"problems/{name}/" for name in PROBLEMS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,17 +33,19 @@ class Comparison:
 
     scores: Mapping[str, Score]
     notes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what was recorded, by kind and policy
+    sentences: tuple[str, ...] = ()  # what the problem adds in words
 
 
 def on_world(request: EvaluateRequest, spec: ProblemSpec) -> Measurement:
-    artefact = find_policy(request.run)
-    return to_measurement(
+    artefact, compared = find_policy(request.run), compare(request, spec)
+    found = to_measurement(
         request,
-        compare(request, spec).scores,
+        compared.scores,
         spec.metrics,
         step=artefact.manifest.step,
         latency=latency_ms(artefact, spec),
     )
+    return replace(found, sentences=(*found.sentences, *compared.sentences))
 
 
 def compare(request: EvaluateRequest, spec: ProblemSpec) -> Comparison:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import numpy as np
 
-from etude.contracts.errors import ConfigError, EndpointError
+from etude.contracts.errors import EndpointError
 from etude.contracts.ports import Vectors
-from etude.contracts.services import authorisation, checked_url
-
-REPLY_BYTES = 2**28
-"""Maximum size of a reply in bytes, more than any batch needs."""
-MAX_WAIT_S = 30.0
+from etude.text.service import JsonService
 
 
 class EndpointEncoder:
@@ -37,20 +29,19 @@ class EndpointEncoder:
         attempts: int = 5,  # on 408, 429, 5xx and broken connections
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        parts = checked_url(url, of="an embeddings service", key_in="as api_key", error=ConfigError)
-        path = parts.path.rstrip("/").removesuffix("/embeddings") + "/embeddings"
-        self._url = parts._replace(path=path, fragment="").geturl()
-        self._shown = parts._replace(path=path, query="", fragment="").geturl()  # a query may hold a key
-        self._headers = {"Content-Type": "application/json", "User-Agent": "etude"} | authorisation(
-            api_key, error=ConfigError
+        self._service = JsonService(
+            url,
+            "/embeddings",
+            of="an embeddings service",
+            api_key=api_key,
+            timeout_s=timeout_s,
+            attempts=attempts,
+            sleep=sleep,
         )
-        self._secret = api_key
         self._model = model
         self._batch, self._max_bytes = batch, max_bytes
-        self._timeout_s, self._attempts, self._sleep = timeout_s, attempts, sleep
-        self._opener = build_opener(_NoRedirects)
         self._width: int | None = None
-        self.name = f"{self._shown}#{model}/{max_bytes}"
+        self.name = f"{self._service.shown}#{model}/{max_bytes}"
 
     @property
     def width(self) -> int:
@@ -72,51 +63,17 @@ class EndpointEncoder:
         return [found[i] if i in found else np.zeros((1, self.width), np.float32) for i in range(len(texts))]
 
     def _ask(self, texts: list[str]) -> list[Vectors]:
-        reply = self._post(json.dumps({"model": self._model, "input": texts}).encode())
+        service = self._service
+        reply = service.post({"model": self._model, "input": texts})
         try:
             vectors = _vectors(json.loads(reply), len(texts))
         except (ValueError, OverflowError, RecursionError) as error:
-            raise EndpointError(f"{self._shown} answered {self._readable(reply)!r}: {error}") from error
+            raise EndpointError(f"{service.shown} answered {service.readable(reply)!r}: {error}") from error
         width = vectors[0].shape[1]
         if width != (self._width or width):
-            raise EndpointError(f"{self._shown} answered vectors of width {width}: expected {self._width}")
+            raise EndpointError(f"{service.shown} answered vectors of width {width}: expected {self._width}")
         self._width = width
         return vectors
-
-    def _post(self, body: bytes) -> bytes:
-        request = Request(self._url, body, self._headers)
-        failure, wait_s = "", 0.0
-        for attempt in range(self._attempts):
-            if attempt:
-                self._sleep(wait_s)
-            wait_s = 0.5 * 2**attempt
-            try:
-                with self._opener.open(request, timeout=self._timeout_s) as reply:
-                    data = bytes(reply.read(REPLY_BYTES))
-                    if reply.length:
-                        raise http.client.IncompleteRead(data, reply.length)
-                    return data
-            except HTTPError as error:
-                failure = f"status {error.code} {self._readable(_body(error))}".strip()
-                if error.code not in (408, 429) and error.code < 500:
-                    raise EndpointError(f"{self._shown} answered {failure}") from None
-                asked = error.headers.get("Retry-After", "") if error.headers else ""
-                wait_s = max(wait_s, float(asked) if asked.isdecimal() else 0.0)
-            except (OSError, http.client.HTTPException) as error:  # no connection, a broken one, or a timeout
-                failure = self._readable(str(error).encode()) or type(error).__name__
-            wait_s = min(wait_s, MAX_WAIT_S)
-        raise EndpointError(f"{self._shown} failed {self._attempts} times, the last time with {failure}")
-
-    def _readable(self, reply: bytes) -> str:
-        text = reply[:2000].decode("utf-8", "replace")
-        return (text.replace(self._secret, "***") if self._secret else text)[:200]
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    """Rejects redirects: urllib would send the key to the new URL, and no texts."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
 
 
 def _vectors(reply: Any, count: int) -> list[Vectors]:
@@ -139,9 +96,3 @@ def _vectors(reply: Any, count: int) -> list[Vectors]:
     if not np.isfinite(vectors).all():
         raise ValueError("expected finite numbers")
     return [vector.copy() for vector in vectors]  # a view would keep the whole batch
-
-
-def _body(error: HTTPError) -> bytes:
-    with error, suppress(OSError, http.client.HTTPException):
-        return bytes(error.read(2000))
-    return b""

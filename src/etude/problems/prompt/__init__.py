@@ -1,4 +1,4 @@
-"""Prompt mutation as a problem: which of five mutations makes a prompt better, one after the other, until it is good."""
+"""Prompt mutation as a problem: which of five mutations makes a prompt better, one by one, until it is good."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ SPEC = ProblemSpec(
         ),
     ),
     presets=YamlFile(__name__, "presets.yaml"),
-    next_commands={
-        method: ("evaluate RUN", "runs plot RUN", 'prompt mutate "…" --policy RUN') for method in (OUTCOMES, PRACTISE)
-    }
+    next_commands=dict.fromkeys(
+        (OUTCOMES, PRACTISE), ("evaluate RUN", "runs plot RUN", 'prompt mutate "…" --policy RUN')
+    )
     | {
         JUDGED: ("runs plot RUN", 'prompt mutate "…" --policy RUN'),
         FROM_LOGS: ("evaluate RUN --dataset DATASET", 'prompt mutate "…" --policy RUN'),

@@ -20,7 +20,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): expected a JSONL file of prompts") from error
+        raise DataError(
+            f"{path} cannot be read ({error.strerror or error}): expected a JSONL file of prompts"
+        ) from error
     found: dict[str, Prompt] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -17,14 +17,16 @@ WORD = re.compile(r"[^\W_]+")
 SENTENCE_END = re.compile(r"[.!?。！？](?:\s|$)")
 
 VAGUE = any_of(
-    r"some|something|somehow|stuff|things?|good|nice|better|great|cool|interesting|various|several|etc|and so on|kind of",
+    r"some|something|somehow|stuff|things?|good|nice|better|great|cool|interesting|various|several|etc|and so on|"
+    r"kind of",
     r"sort of|maybe|perhaps|a bit|appropriate|relevant|useful|proper(?:ly)?|as needed|whatever|anything|help me with",
 )
 POLITE = any_of(r"please|kindly|thanks?|thank you|could you|would you|i would like|sorry|hello|hi|hey|hope|appreciate")
 SELF = any_of(r"i|i'm|i've|my|me|we|our|us")
 EXAMPLES = any_of(r"for example|e\.g\.|for instance|such as|examples?|sample|input:|output:|q:|a:")
 FORMAT = any_of(
-    r"json|markdown|tables?|bullets?|bullet points?|csv|yaml|xml|html|format(?:ted)?|headings?|lists? of|schema|template"
+    r"json|markdown|tables?|bullets?|bullet points?|csv|yaml|xml|html|format(?:ted)?|headings?|lists? of|schema|"
+    r"template"
 )
 LENGTH = any_of(
     r"(?:words?|sentences?|paragraphs?|characters?|lines?|pages?|minutes?)",

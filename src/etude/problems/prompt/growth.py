@@ -71,8 +71,7 @@ class _Growing:
             nexts.append(tuple(self.place.get(state.done | {a}, NOT_MADE) if a in own else OVER for a in ACTIONS))
             earned.append(
                 tuple(
-                    rewards(self.number, state, a, partial(self._after, state, a)) if a in own else 0.0
-                    for a in ACTIONS
+                    rewards(self.number, state, a, partial(self._after, state, a)) if a in own else 0.0 for a in ACTIONS
                 )
             )
         return Grown(

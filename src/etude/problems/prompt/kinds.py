@@ -27,7 +27,7 @@ KINDS = (
 )
 """Every kind, in the order of `kind_probabilities`."""
 
-MAX_CHARS = 1_600
+MAX_CHARS = 1_000
 """A request is at the beginning or the end: of longer texts, half of this is read at each."""
 PRIOR = {"other": 1.0}
 SHARPNESS = 1.2

@@ -7,19 +7,17 @@ from typing import Any
 
 import torch
 
-from etude.learning.compute import resolve_device
 from etude.learning.practise import practise
 from etude.learning.requests import LearnRequest
 from etude.learning.run import About, PolicyParts, Run
 from etude.learning.run_folder import RunFolder
 from etude.problems.prompt import SPEC
 from etude.problems.prompt.outcomes import OutcomeLearner
-from etude.problems.prompt.problem import PromptProblem, make_problem
+from etude.problems.prompt.problem import make_problem
 from etude.problems.prompt.reader import KNOWN
 from etude.problems.prompt.settings import PromptSettings
 from etude.problems.prompt.training import Training, make_training
 
-POLICY_SECTIONS = ("prompt", "prompt_network")
 PATHS = 1
 """Random sequences per prompt whose outcomes are learned from."""
 
@@ -38,7 +36,7 @@ def learn_outcomes(request: LearnRequest) -> Run:
         own.prompt_outcomes,
         noise=_noise(request),
         seed=settings.run.seed,
-        parts=parts(),
+        parts=parts(scores_are_rewards=True),
     )
     return Run(learner, RunFolder(request.out), trackers=settings.run.trackers)
 
@@ -58,9 +56,10 @@ def practise_prompts(request: LearnRequest) -> Run:
     )
 
 
-def parts() -> PolicyParts:
-    """What an artefact holds besides weights: the names of what the network reads, since their order matters."""
-    return PolicyParts(tensors={}, details={"known": list(KNOWN)})
+def parts(*, scores_are_rewards: bool = False) -> PolicyParts:
+    """What an artefact holds besides weights: the names of what the network reads, since their order matters, and what
+    its scores are."""
+    return PolicyParts(tensors={}, details={"known": list(KNOWN), "scores_are_rewards": scores_are_rewards})
 
 
 def _noise(request: LearnRequest) -> float:
@@ -76,7 +75,7 @@ def _about(request: LearnRequest, learned_from: Training, **how: Any) -> About:
         method=request.method,
         title=f"{SPEC.name}, {len(learned_from.train.start):,} {of}",
         settings=settings.sections(*SPEC.sections, "ppo", "run", "health"),
-        policy_sections=POLICY_SECTIONS,
+        policy_sections=SPEC.sections,
         encoder=settings.own(PromptSettings).prompt.encoder,
         data=learned_from.data,
         **how,

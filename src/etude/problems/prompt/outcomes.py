@@ -122,4 +122,6 @@ class OutcomeLearner:
         return f"learning what mutations earn from {len(self.target):,} states of {len(self.train.start):,} prompts"
 
     def line(self, update: Update) -> str:
-        return f"loss {update.metrics['loss']:.3f}  {update.metrics.get('share_of_possible', 0):.1%} of what is possible"
+        return (
+            f"loss {update.metrics['loss']:.3f}  {update.metrics.get('share_of_possible', 0):.1%} of what is possible"
+        )

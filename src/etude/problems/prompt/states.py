@@ -29,12 +29,15 @@ class States:
     reward: Tensor  # (S, actions) expected reward; 0 of what is not legal
     next: Tensor  # (S, actions) the state after it, OVER or NOT_MADE
     optimum: Tensor  # (S,) most that can be earned from here, as far as states were made
-    prompt: Tensor  # (S,) number of the prompt
     start: Tensor  # (P,) the state of each prompt as it is
 
     def observe(self, rows: Tensor) -> Obs:
         found = {name: getattr(self, name)[rows] for name in ("embedding", "features", "done", "legal")}
         return found | {"sentences": self.vectors[self.sentences[rows]]}
+
+    def prompt_of(self, rows: Tensor) -> Tensor:
+        """Places in `start` of the prompts that these states are of."""
+        return torch.searchsorted(self.start, rows, right=True) - 1
 
     def of(self, prompts: range) -> States:
         """The states of some prompts, one after the other."""
@@ -79,7 +82,6 @@ def make_states(
         reward=reward,
         next=following,
         optimum=_optimum(reward, following, allowed, reader.rules.max_mutations),
-        prompt=torch.arange(len(grown)).repeat_interleave(torch.diff(ends, prepend=torch.zeros(1, dtype=torch.long))),
         start=start,
     )
 

@@ -112,7 +112,7 @@ async def update(
     request: Request[Any, Any, Any], state: State, data: JSONBody[Nothing], caller: Called
 ) -> Response[Updated]:
     """By PPO, for this caller alone. Too few steps change nothing."""
-    return await once(request, state.server, caller, lambda: _in(state.server, caller, Session.update))
+    return await once(request, state.server, caller, lambda: _in(state.server, caller, lambda own: own.update()))
 
 
 @post("/save", summary="Save the policy", tags=TAGS, status_code=200, guards=GUARDS, responses=REFUSALS)

@@ -117,7 +117,9 @@ class _Writer:
 
     def _several(self, bank: str, group: str | None, least: int, most: int) -> list[str]:
         phrases = self._phrases(bank, group)
-        return [self._filled(text) for text in self.rng.sample(phrases, self.rng.randint(least, min(most, len(phrases))))]
+        return [
+            self._filled(text) for text in self.rng.sample(phrases, self.rng.randint(least, min(most, len(phrases))))
+        ]
 
     def _pick(self, bank: str, group: str | None) -> str:
         return self._filled(self.rng.choice(self._phrases(bank, group)))

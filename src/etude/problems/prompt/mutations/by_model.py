@@ -36,7 +36,7 @@ INSTRUCTIONS: Mapping[str, str] = {
         "constraint, number or name"
     ),
     EXPANSION: "add details that a good result needs: what the inputs are, the form of the output, what is good",
-    CONSTRAINTS: "add constraints that it lacks, such as format, length, scope or sources, and contradict none that it has",
+    CONSTRAINTS: "add constraints that it lacks, such as format, length, scope or sources, but contradict none",
     DECOMPOSITION: "divide the task into numbered sub-tasks, in the words of the prompt",
 }
 REQUEST = """\

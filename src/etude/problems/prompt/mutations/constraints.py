@@ -149,7 +149,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Give the code first, in one code block that can be run as it is, then at most a few lines about it.",
         ),
         "scope": (
-            "Add no dependency and no feature that was not asked for.",
+            "Do not add dependencies or features that were not asked for.",
             "Do not change names, signatures or behaviour beyond what the task asks for.",
         ),
     },
@@ -200,7 +200,7 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "Use no more than 400 words.",
         ),
         "sources": (
-            "Base every statement on the data given, and mark what is your own assumption.",
+            "Base every statement on the given data, and mark what is your own assumption.",
             "Name the evidence for each finding, and keep facts and interpretation separate.",
         ),
         "scope": (

@@ -155,6 +155,8 @@ class Document:
 
     def depth(self, at: int) -> int:
         """How many template blocks, such as {% if … %}, are open at a position."""
+        if not self.has_template_blocks:
+            return 0
         return len(OPENS.findall(self.text, 0, at)) - len(CLOSES.findall(self.text, 0, at))
 
     @cached_property

@@ -90,11 +90,16 @@ class Pieces:
         return "".join(added or self.original[start:end] for start, end, added in self._pieces)
 
     def apply(self, edits: Sequence[Edit]) -> None:
-        """Edits of the text as it is now, in order."""
-        for edit in reversed(edits):
-            left, rest = _cut(self._pieces, edit.start)
-            _, right = _cut(rest, len(edit.removed))
-            self._pieces = [*left, *([(0, 0, edit.added)] if edit.added else []), *right]
+        """Edits of the text as it is now, in order, none overlapping another."""
+        found: list[tuple[int, int, str]] = []
+        pieces, at = self._pieces[::-1], 0  # from the last to the first, so that the next one is at the end
+        for edit in edits:
+            _move(pieces, edit.start - at, found)
+            _move(pieces, len(edit.removed), [])
+            if edit.added:
+                found.append((0, 0, edit.added))
+            at = edit.end
+        self._pieces = [*found, *reversed(pieces)]
 
     def edits(self, *, message: int | None, part: int | None) -> tuple[Edit, ...]:
         """The difference from the original."""
@@ -110,20 +115,22 @@ class Pieces:
         return tuple(found)
 
 
-def _cut(
-    pieces: Sequence[tuple[int, int, str]], at: int
-) -> tuple[list[tuple[int, int, str]], list[tuple[int, int, str]]]:
-    """The pieces before and after a position of the text that they make."""
-    for number, (start, end, added) in enumerate(pieces):
-        length = len(added) or end - start
-        if at < length:
-            if added:
-                halves = (0, 0, added[:at]), (0, 0, added[at:])
-            else:
-                halves = (start, start + at, ""), (start + at, end, "")
-            return [*pieces[:number], *([halves[0]] if at else [])], [halves[1], *pieces[number + 1 :]]
-        at -= length
-    return list(pieces), []
+def _move(pieces: list[tuple[int, int, str]], length: int, to: list[tuple[int, int, str]]) -> None:
+    """That many characters, from the end of a list of pieces in reverse to another list."""
+    while length > 0 and pieces:
+        start, end, added = pieces.pop()
+        size = len(added) or end - start
+        if size > length:
+            first, rest = (
+                ((0, 0, added[:length]), (0, 0, added[length:]))
+                if added
+                else ((start, start + length, ""), (start + length, end, ""))
+            )
+            to.append(first)
+            pieces.append(rest)
+            return
+        to.append((start, end, added))
+        length -= size
 
 
 def mutated(prompt: Prompt, mutation: str, edits: Iterable[Edit]) -> Mutated:

@@ -22,7 +22,7 @@ SHORT_ITEMS = 2
 
 FAILS = (
     r"(?:not sure|unsure|don't know|do not know|cannot|can't|unable|missing|unclear|ambiguous|unknown|empty|fails?|"
-    r"invalid|impossible|not everything|goes wrong|isn't|aren't|doesn't|does not|do not|no answer|lacks?|"
+    r"invalid|impossible|goes wrong|isn't|aren't|doesn't|does not|do not|no answer|lacks?|"
     r"incomplete|contradicts?|fits|"
     r"not (?:found|available|present|given|possible|in|contain|provided|clear|certain|fit|covered|known|stated))"
 )
@@ -30,7 +30,7 @@ PRESENT = any_of(
     rf"if (?:you|it|that|this|they|there|the|an?|any|no|not|none|some|something|nothing|part|more|two|data|details|"
     rf"tone|only)\b"
     rf"[^.?!]{{0,70}}?\b{FAILS}",
-    r"if (?:unsure|uncertain|unclear|impossible|in doubt|none|nothing|missing)",
+    r"if (?:not everything|unsure|uncertain|unclear|impossible|in doubt|none|nothing|missing)",
     r"(?:when|if) in doubt|fall ?backs?|in case of (?:doubt|errors?)|instead of guessing|rather than guess(?:ing)?",
     r"(?:do not|don't|never) (?:guess|invent|make up|fabricate)",
     r"say (?:that )?you (?:do not|don't) know",

@@ -24,7 +24,7 @@ MAX_ROUNDS = 50
 MIN_REPEATED = 8
 """Letters of a sentence that is removed where it is said again."""
 
-PLAIN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ \t\n\r,.!?;:'’\"“”()—–-])*")
+PLAIN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ \t\n\r,.!?;:'’\"“”()—–。！？、，-])*")
 """Words and marks of sentences: no digits, no markup."""
 NAME_INSIDE = re.compile(r"(?<=[^.!?\s])\s+(?!I\b|I')[A-Z]|[A-Za-z][A-Z]|^(?!I\b)[A-Z]{2}")
 """A capital letter that does not begin a sentence."""
@@ -221,10 +221,11 @@ def _paragraph(document: Document, block: Block, seen: set[str], ends: int) -> t
     unneeded = [sentence.end <= ends and _is_unneeded(document, sentence, seen) for sentence in found]
     if all(unneeded):
         return True, []
+    last = max(at for at, gone in enumerate(unneeded) if not gone)
     edits: list[Edit] = []
     for at, sentence in enumerate(found):
         if unneeded[at]:
-            edits += _without_sentence(document, found, unneeded, at)
+            edits += _without_sentence(document, found, unneeded, at, last)
         elif sentence.end <= ends and not document.has_template_blocks:
             edits += _shortened(document, sentence)
     return False, edits
@@ -245,11 +246,11 @@ def _is_unneeded(document: Document, sentence: Sentence, seen: set[str]) -> bool
 
 
 def _without_sentence(
-    document: Document, found: Sequence[Sentence], unneeded: Sequence[bool], at: int
+    document: Document, found: Sequence[Sentence], unneeded: Sequence[bool], at: int, last: int
 ) -> Iterator[Edit]:
     """The sentence and the space after it; at the end of a paragraph the space before it."""
     text, sentence = document.text, found[at]
-    if any(not gone for gone in unneeded[at + 1 :]):
+    if at < last:
         start, end = sentence.start, found[at + 1].start
         if not unneeded[at + 1] and LETTER.match(text, end) is None:
             return
@@ -259,53 +260,65 @@ def _without_sentence(
 
 
 def _shortened(document: Document, sentence: Sentence) -> Iterator[Edit]:
-    """The same request in fewer words."""
-    text = document.text[sentence.start : sentence.end]
-    beginning = _beginning(text)
-    body = text[beginning:]
-    closer = CLOSER.search(body)
-    if beginning and not document.touches(sentence.start, sentence.start + beginning):
-        letter = body[0]
-        asked = bool(REQUEST.match(text)) and body.endswith("?")
-        keeps = not letter.islower() or document.touches(sentence.start + beginning, sentence.start + beginning + 1)
-        removed = text[:beginning] + ("" if keeps else letter)
-        yield Edit(start=sentence.start, removed=removed, added="" if keeps else letter.upper())
-        if asked and closer is None and not document.touches(sentence.end - 1, sentence.end):
-            mark = FINAL_QUESTION.search(text)
-            if mark:
-                yield Edit(start=sentence.start + mark.start(), removed=mark[0], added=".")
+    """The same request in fewer words: of beginning, middle and end what there is first; the rest in later rounds."""
+    text = document.text[sentence.start : sentence.end].replace("’", "'")
+    edits = (*_shorter_beginning(document, sentence, text),) or (*_shorter_words(document, sentence, text),)
+    yield from edits or _shorter_end(document, sentence, text)
+
+
+def _shorter_beginning(document: Document, sentence: Sentence, text: str) -> Iterator[Edit]:
+    length, is_request = _beginning(text)
+    start = sentence.start
+    if not length or document.touches(start, start + length):
         return
+    letter = text[length]
+    keeps = not letter.islower() or document.touches(start + length, start + length + 1)
+    removed = document.text[start : start + length + (not keeps)]
+    yield Edit(start=start, removed=removed, added="" if keeps else letter.upper())
+    mark = FINAL_QUESTION.search(text)
+    if is_request and mark and CLOSER.search(text) is None and not document.touches(sentence.end - 1, sentence.end):
+        yield Edit(start=start + mark.start(), removed=mark[0], added=".")
+
+
+def _beginning(text: str) -> tuple[int, bool]:
+    """How much of a sentence comes before what it says, and whether that was the wrapping of a request."""
+    at, is_request = 0, False
+    while True:
+        opener = OPENER.match(text, at)
+        end = opener.end() if opener else _request_end(text, at)
+        if end == at:
+            return at, is_request
+        at, is_request = end, is_request or opener is None
+
+
+def _request_end(text: str, at: int) -> int:
+    """The end of the wrapping of a request that begins there; the same position where there is none."""
+    request = REQUEST.match(text, at)
+    if request is None:
+        return at
+    wanted = request["wanted"]
+    if wanted is not None:
+        return request.end() if wanted.lower() not in NO_TASKS else at
+    verb = (request["asked"] or request["wondered"] or request["liked"]).lower()
+    return request.end() if verb in VERBS or verb in ("help", "tell") else at
+
+
+def _shorter_words(document: Document, sentence: Sentence, text: str) -> Iterator[Edit]:
     for match in FILLER.finditer(text):
-        start, end = (sentence.start + place for place in match.span())
+        start, end = sentence.start + match.start(), sentence.start + match.end()
         if document.touches(start, end) or _in_quotes(text, match.start()):
             continue
-        words = " ".join(match[0].lower().split())
-        shorter = SHORTER.get(words, "")
-        if match[0][0].isupper() and shorter:
-            shorter = shorter.capitalize()
-        yield Edit(start=start, removed=match[0], added=shorter)
+        shorter = SHORTER.get(" ".join(match[0].lower().split()), "")
+        yield Edit(start=start, removed=match[0], added=shorter.capitalize() if match[0][0].isupper() else shorter)
+
+
+def _shorter_end(document: Document, sentence: Sentence, text: str) -> Iterator[Edit]:
+    closer = CLOSER.search(text)
+    if closer is None or closer.start() < MIN_REPEATED or _in_quotes(text, closer.start()):
         return
-    if closer and len(body) > closer.end() - closer.start() + 8:
-        start = sentence.start + beginning + closer.start()
-        end = sentence.start + beginning + closer.end()
-        if not document.touches(start, end) and not _in_quotes(text, beginning + closer.start()):
-            yield Edit(start=start, removed=document.text[start:end])
-
-
-def _beginning(text: str) -> int:
-    """How much of a sentence comes before what it says; 0 where nothing does."""
-    opener = OPENER.match(text)
-    if opener:
-        return opener.end()
-    request = REQUEST.match(text.replace("’", "'"))
-    if request is None:
-        return 0
-    asked, wanted = request["asked"] or request["wondered"] or request["liked"], request["wanted"]
-    if asked is not None:
-        is_task = asked.lower() in VERBS or asked.lower() in ("help", "tell")
-    else:
-        is_task = wanted.lower() not in NO_TASKS
-    return request.end() if is_task else 0
+    start, end = sentence.start + closer.start(), sentence.start + closer.end()
+    if not document.touches(start, end):
+        yield Edit(start=start, removed=document.text[start:end])
 
 
 def _in_quotes(text: str, at: int) -> bool:

@@ -122,7 +122,7 @@ def _is_line_of_its_own(text: str, at: int, start: int, end: int) -> bool:
     line = text[begins:at].rstrip()
     if line.endswith((".", "!", "?", ":", ";", "。", "！", "？")):
         return True
-    following = text[at + 1 : end].lstrip(" \t")
+    following = text[at + 1 : min(end, at + 1 + 2 * WRAPPED_CHARS)].lstrip(" \t")
     word = following.split(maxsplit=1)[0] if following.split() else ""
     return len(line) + 1 + len(word) < WRAPPED_CHARS and not word[:1].islower()
 

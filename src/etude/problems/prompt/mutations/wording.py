@@ -36,7 +36,7 @@ STRICT = any_of(
 MADE = {
     "code": (
         "function component class script query endpoint api module page hook test parser server schema program app "
-        "regex migration stylesheet workflow command website form"
+        "regex migration stylesheet command website form"
     ),
     "writing": (
         "email letter article essay story poem tweet post caption headline description slogan tagline speech "

@@ -76,7 +76,7 @@ TAILS = ("", "\n", "\n\n", "  ", "\n\n\n", "\t\n")
 
 
 def random_prompt(rng: Random) -> str:
-    """Blocks of all kinds in any order, some of them broken off, next to each other or apart."""
+    """Blocks of all kinds in any order, some of them broken off, with or without empty lines between them."""
     line = "\r\n" if rng.random() < 0.1 else "\n"
     parts = []
     if rng.random() < 0.1:
@@ -132,7 +132,8 @@ def filler(rng: Random) -> str:
 
 
 def with_placeholder(rng: Random) -> str:
-    return f"{rng.choice(('Read', 'Please use', 'Thank you', 'It is'))} {rng.choice(PLACEHOLDERS)}{rng.choice(('.', '', ' now.'))}"
+    verb, end = rng.choice(("Read", "Please use", "Thank you", "It is")), rng.choice((".", "", " now."))
+    return f"{verb} {rng.choice(PLACEHOLDERS)}{end}"
 
 
 def heading(rng: Random) -> str:

@@ -1,0 +1,243 @@
+"""Prompt mutation in the generated world: what policies earn, as shares of the known optimum.
+
+    python benchmarks/prompt_world.py                  # five seeds of the default, then of PPO (15 min on one core)
+    python benchmarks/prompt_world.py --seeds 1 --methods outcomes
+
+Policies are compared on three groups of prompts: new prompts made of the templates that were learned from, prompts of
+templates and phrases that were held out (three of ten), and held-out prompts of kinds that no policy saw. The optimum
+is exact: all mutated states of a prompt are known, and so are the rewards.
+
+The simple ones: no change, random choice, each mutation by itself, every mutation, a rule list by kind, and two that
+learn from the same outcomes as the default: a logistic regression per mutation (does it pay?) on the features of the
+text, and the outcome model of choices, which is linear in the embedding, the features and their products with the kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from results import save, summary
+from torch.nn import functional as F
+
+from etude.bootstrap.runs import make_request, start_run
+from etude.learning.evaluate import evaluate, greedy
+from etude.learning.measure import read_network
+from etude.learning.outcome_model import Observed, OutcomeModel, fit_outcomes
+from etude.problems.base import Action, Actor, Obs
+from etude.problems.prompt import SPEC
+from etude.problems.prompt.evaluate import share_of
+from etude.problems.prompt.generated.gains import KnownGains
+from etude.problems.prompt.generated.prompts import make_prompts
+from etude.problems.prompt.kinds import KINDS
+from etude.problems.prompt.learn import PATHS
+from etude.problems.prompt.mutations import MUTATIONS
+from etude.problems.prompt.problem import PromptProblem, make_problem
+from etude.problems.prompt.settings import PromptSettings
+from etude.problems.prompt.states import STOPPING, States, make_states
+from etude.problems.prompt.training import make_training
+from etude.problems.prompt.world import ACTION
+
+SEED = 4_000_003
+"""Of the prompts that policies are compared on."""
+METHODS: Mapping[str, tuple[str, str | None]] = {
+    "outcomes": ("outcomes", None),
+    "ppo": ("practise", None),
+    "ppo, document": ("practise", "document"),
+}
+"""Name → method and preset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """The prompts to compare on, as one encoder reads them."""
+
+    problem: PromptProblem
+    states: Mapping[str, States]
+
+    def shares(self, actor: Actor) -> dict[str, Any]:
+        """By group: the share of the optimum, with its interval over prompts, and the mean return."""
+        found = {}
+        for name, states in self.states.items():
+            own = replace(self.problem, states=states)
+            score = evaluate(own, actor, episodes=len(states.start), seed=SEED)
+            world = own.world(len(states.start), device="cpu")
+            world.reset(SEED)
+            best = states.optimum[world.row].double().numpy()
+            found[name] = {
+                **share_of(np.array(score.returns), best),
+                "return": score.mean,
+                "return_low": score.low,
+                "return_high": score.high,
+                "optimum": float(best.mean()),
+            }
+        return found
+
+
+def groups_for(problem: PromptProblem, each: int) -> Groups:
+    made = {
+        "known templates": make_prompts(each, SEED),
+        "held-out templates": make_prompts(each, SEED, split="held out"),
+        "unseen kinds": make_prompts(each, SEED, split="held out", seen=False),
+    }
+    states = {
+        name: make_states([one.text for one in prompts], KnownGains(prompts), problem.reader)
+        for name, prompts in made.items()
+    }
+    return Groups(problem=problem, states=states)
+
+
+def train(method: str, preset: str | None, seed: int, chosen: Sequence[str]) -> tuple[Any, dict[str, float]]:
+    folder = Path(tempfile.mkdtemp())
+    began, cpu = time.perf_counter(), time.process_time()
+    request = make_request(
+        SPEC.name,
+        out=folder / "run",
+        inputs={"method": method, "seed": seed},
+        preset=preset,
+        assignments=["run.threads=1", "run.device=cpu", *chosen],
+        isolated=True,
+    )
+    run = start_run(request)
+    prepared = time.perf_counter() - began
+    for _ in run.updates():
+        continue
+    took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu, "prepared": prepared}
+    _, network = read_network(run.artefact(), SPEC)
+    shutil.rmtree(folder)
+    return network, took
+
+
+def logistic(states: States) -> Actor:
+    """A logistic regression per mutation on the kind and the features: does it pay? The surest that pays is taken."""
+    scale = torch.std_mean(states.features, 0)
+    x = _scaled(states.features, scale)
+    weight = torch.zeros(x.shape[1] + 1, len(MUTATIONS), requires_grad=True)
+    pays, legal = (states.reward[:, :STOPPING] > 0).float(), states.legal[:, :STOPPING].float()
+    optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        scores = x @ weight[:-1] + weight[-1]
+        found = (F.binary_cross_entropy_with_logits(scores, pays, reduction="none") * legal).sum() / legal.sum()
+        found = found + 1e-3 * weight[:-1].square().sum()
+        found.backward()
+        return found
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+
+    def act(obs: Obs, generator: torch.Generator) -> Action:
+        scores = _scaled(obs["features"], scale) @ weight[:-1].detach() + weight[-1].detach()
+        return _best(scores, obs)
+
+    return act
+
+
+def linear_outcomes(states: States, noise: float, seed: int) -> Actor:
+    """The outcome model of choices, fitted to the same outcomes."""
+    scale = torch.std_mean(states.features, 0)
+    x, legal = _crossed(states.observe(torch.arange(len(states.done))), scale), states.legal[:, :STOPPING].numpy()
+    row, option = np.nonzero(legal)
+    reward = states.reward[:, :STOPPING].numpy()[row, option]
+    observed = reward + np.random.default_rng(seed).normal(0, noise, len(reward))
+    seen = Observed(rows=len(x), row=row, option=option, value=observed[:, None], weight=np.ones(len(row)))
+    prompt = states.prompt_of(torch.arange(len(x))).numpy()
+    fitted: OutcomeModel = fit_outcomes(
+        x, seen, STOPPING, ("reward",), scales=(np.ones(x.shape[1]),), eligible=legal, groups=prompt, seed=seed
+    ).model
+
+    def act(obs: Obs, generator: torch.Generator) -> Action:
+        return _best(torch.from_numpy(fitted.expect(_crossed(obs, scale))[0]).float(), obs)
+
+    return act
+
+
+def _best(scores: torch.Tensor, obs: Obs) -> Action:
+    """The mutation of the highest score, or stop where none is above 0."""
+    scores = torch.cat([scores, torch.zeros(len(scores), 1)], 1)
+    return {ACTION: scores.masked_fill(~obs["legal"], -torch.inf).argmax(1)}
+
+
+def _crossed(obs: Obs, scale: tuple[torch.Tensor, torch.Tensor]) -> np.ndarray[Any, Any]:
+    features, kind = _scaled(obs["features"], scale), obs["features"][:, : len(KINDS)]
+    products = (kind[:, :, None] * torch.cat([features[:, len(KINDS) :], obs["done"]], 1)[:, None]).flatten(1)
+    width = obs["embedding"].shape[1] ** 0.5
+    return torch.cat([obs["embedding"] / width, features, obs["done"], products], 1).double().numpy()
+
+
+def _scaled(features: torch.Tensor, scale: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return ((features - scale[1]) / scale[0].clamp(min=1e-6)).clamp(-5, 5)
+
+
+def together(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of several seeds, by group: the share with its interval over seeds, and over prompts of the mean policy."""
+    return {
+        group: {
+            "share": summary([one[group]["share"] for one in found]),
+            "return": summary([one[group]["return"] for one in found]),
+            "optimum": found[0][group]["optimum"],
+            "per_seed": [one[group] for one in found],
+        }
+        for group in found[0]
+    }
+
+
+def show(name: str, found: Mapping[str, Any]) -> None:
+    cells = []
+    for group, one in found.items():
+        share = one["share"] if isinstance(one["share"], dict) else {"mean": one["share"], **one}
+        cells.append(f"{group} {share['mean']:7.1%} [{share['low']:.1%}, {share['high']:.1%}]")
+    print(f"{name:28} {'   '.join(cells)}", flush=True)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--seeds", type=int, default=5)
+    arguments.add_argument("--each", type=int, default=200, help="prompts of each group")
+    arguments.add_argument("--methods", nargs="*", default=["outcomes", "ppo"], choices=list(METHODS))
+    arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments.add_argument("--out", default="prompt_world")
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+
+    problem = make_problem(PromptSettings())
+    groups = groups_for(problem, given.each)
+    simple = {name: groups.shares(actor) for name, actor in problem.baselines().items()}
+    for name, found in simple.items():
+        show(name, found)
+    learned: dict[str, Any] = {"logistic regression": [], "linear outcome model": []}
+    for seed in range(given.seeds):
+        states = make_training({}, problem.config, problem.reader, paths=PATHS, seed=seed).train
+        learned["logistic regression"].append(groups.shares(logistic(states)))
+        learned["linear outcome model"].append(groups.shares(linear_outcomes(states, problem.config.noise, seed)))
+    learned = {name: together(found) for name, found in learned.items()}
+    for name, found in learned.items():
+        show(name, found)
+    took = dict[str, Any]()
+    for name in given.methods:
+        method, preset = METHODS[name]
+        trained = [train(method, preset, seed, given.set) for seed in range(given.seeds)]
+        own = groups
+        if preset == "document":
+            settings = make_request(SPEC.name, inputs={"method": method}, preset=preset, isolated=True).settings
+            own = groups_for(make_problem(settings.own(PromptSettings)), given.each)
+        learned[name] = together([own.shares(greedy(network)) for network, _ in trained])
+        took[name] = {key: summary([one[key] for _, one in trained]) for key in trained[0][1]}
+        show(name, learned[name])
+        print(
+            f"{'':28} {took[name]['seconds']['mean']:.0f} s, {took[name]['cpu_seconds']['mean']:.0f} s of CPU",
+            flush=True,
+        )
+        save(given.out, {"prompts": given.each, "simple": simple, "learned": learned, "took": took})
+
+
+if __name__ == "__main__":
+    main()
