@@ -405,7 +405,7 @@ class Decisions:
 
     def _sources(self, rating: Feedback, caller: Caller) -> dict[str, int]:
         """Whose influence a rating is, and how many ratings each may send per day: a user on this task, a user, and
-        the API key, since nobody but its holder knows who the users are."""
+        the API key, since its holder alone knows who the users are."""
         user = blake2b(f"{caller.key}\0{rating.user or ''}".encode(), digest_size=12).hexdigest()
         config = self.config
         return {

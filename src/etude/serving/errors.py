@@ -133,8 +133,8 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     if status >= 500:
         unexpected = error if status == 500 else None
         template, named = scope.get("path_template", ""), {"request_id": request_id}
-        told = (request_id, scope["method"], template, detail)
-        log.error("request %s: %s %s: %s", *told, exc_info=unexpected, extra=named)
+        said = (request_id, scope["method"], template, detail)
+        log.error("request %s: %s %s: %s", *said, exc_info=unexpected, extra=named)
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
     )

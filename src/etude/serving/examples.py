@@ -76,6 +76,7 @@ from etude.serving.routes.session import (
     ExperienceStored,
     LoadAsked,
     Loaded,
+    Nothing,
     SaveAsked,
     Saved,
     Seen,
@@ -149,6 +150,7 @@ def _sessions() -> list[Struct]:
         Distribution(probabilities=shares),
         SessionStep(prompt=text, action=3, reward=1.0, log_prob=-0.693, value=0.4, done=True),
         ExperienceStored(buffer_size=128),
+        Nothing(),
         Updated(
             updated=True,
             policy_loss=-0.021,
