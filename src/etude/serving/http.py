@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket as sockets
-import sys
 
 import uvicorn
 from threadpoolctl import threadpool_limits
@@ -18,9 +17,6 @@ from etude.serving.server import Server
 BACKLOG = 2048
 GARBAGE = (50_000, 20, 20)
 """Thresholds of the garbage collector: what requests make is freed without it, and a full collection stops them all."""
-SWITCH_S = 0.0005
-"""Seconds after which a thread that works in the background gives Python's lock to the event loop; Python's own 5 ms,
-several times per request, would be most of its latency."""
 GRACE_S = 10
 """Seconds that requests in progress have to end after an interrupt."""
 
@@ -45,7 +41,6 @@ def listen(host: str, port: int) -> sockets.socket:
 def run_app(server: Server, socket: sockets.socket) -> None:
     """Serve until SIGINT or SIGTERM; requests in progress are answered."""
     gc.set_threshold(*GARBAGE)
-    sys.setswitchinterval(SWITCH_S)
     # Products of a request's size are over before another thread is awake, and on a busy machine long before.
     with threadpool_limits(1, user_api="blas"):
         http_server(server).run(sockets=[socket])
