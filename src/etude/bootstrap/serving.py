@@ -10,6 +10,8 @@ from functools import cache
 from importlib.util import find_spec as find_package
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict
 
 import etude
@@ -75,6 +77,7 @@ def open_keys(file: Path | None = None) -> Iterator[Keys]:
 
 @contextmanager
 def open_server(file: Path | None = None) -> Iterator[Server]:
+    build_types()
     settings = settings_here(file)
     folder = Path(settings.experience.folder)
     with (
@@ -123,6 +126,18 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 policies=lambda: {name: collector.deciders.state(name) for name in named},
                 metrics=metrics,
             )
+
+
+def build_types() -> None:
+    """Have msgspec read the fields of every type of ours, before there are threads: two of them that decode a type for
+    the first time, such as those that load policies, end the process with a segmentation fault (msgspec 0.22)."""
+    waiting: list[type[Struct]] = [Struct]
+    while waiting:
+        below = waiting.pop().__subclasses__()
+        waiting += below
+        for one in below:
+            if one.__module__.startswith("etude."):
+                msgspec.json.Decoder(one)
 
 
 @contextmanager
