@@ -139,7 +139,7 @@ def tried(prompts: Iterable[Prompt]) -> dict[str, Any]:
             if wrong and bad.total() <= SHOWN:
                 print(f"{mutation} of {prompt!r}: {wrong}", flush=True)
     found = {"prompts": count, "refused": refused, "characters": characters, "mutations": (count - refused) * 5}
-    return found | {"changed": dict(changed), "violations": dict(bad)}
+    return found | {"changed": dict(changed), "violations": dict(bad), "wrong": bad.total()}
 
 
 def checked(prompt: Prompt, mutation: str, seed: int, mask: str | None, changed: Counter[str]) -> list[str]:
