@@ -84,7 +84,7 @@ def point_at(url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETUDE_API_KEY", key)
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
