@@ -11,6 +11,9 @@ RECIPE := pyproject.toml constraints.txt encoders.txt
 CLIENT := clients/typescript
 PACKAGES := $(CLIENT)/node_modules/.package-lock.json
 
+# Without bytecode every process that starts would compile torch and all else that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test client check bench clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ choice: {encoder: ngrams, explore: epsilon, epsilon: 0.3}
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("secrets.randbits", random.Random(0).getrandbits)  # what is explored does not depend on chance
     wiring._collector.made.clear()
     yield
     forget_collectors()

@@ -378,7 +378,7 @@ def test_only_keys_that_may_decide_call_models(room: Room) -> None:
     assert answers[-1].headers["retry-after"]
 
 
-def wait_for(found: Any, timeout_s: float = 10.0) -> None:
+def wait_for(found: Any, timeout_s: float = 60.0) -> None:
     deadline = monotonic() + timeout_s
     while not found() and monotonic() < deadline:
         sleep(0.01)
