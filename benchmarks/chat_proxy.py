@@ -6,7 +6,8 @@ The upstream is a real HTTP server that streams 20 tokens, the first after 20 ms
 whatever is still in progress; each is streamed to its end. A proxy has one core and one worker, the upstream and the
 load generator share the other. What is added is the difference to asking the upstream directly, quantile by quantile.
 Etude chooses among two models and has each call on disk, redacted, before its last event; LiteLLM gets one model, a
-master key, no logging and no database. LiteLLM needs an environment of its own: its dependencies exclude ours.
+master key, no logging and no database. LiteLLM needs an environment of its own: its dependencies exclude ours. `bare`
+is the floor: the server and the client that Etude has, uvicorn and aiohttp, which pass bytes on and read none of them.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         upstream = stack.enter_context(_upstream())
         peers: dict[str, tuple[str, str, str]] = {"direct": (upstream, "", "small")}
+        peers["bare"] = (*stack.enter_context(_bare(upstream, folder, proxy_core)), "small")
         peers["etude"] = (*stack.enter_context(_etude(folder, upstream, proxy_core)), "etude/auto")
         if arguments.litellm is not None:
             peers["litellm"] = (
@@ -74,7 +76,9 @@ def main() -> None:
             }
             for name, values in added.items():
                 print(f"{rate:g}/s, added by {name}: {_shown(values)}", flush=True)
-    save("chat_proxy", {"seconds": arguments.seconds, "rounds": arguments.rounds, "added_ms": found})
+    version = None if arguments.litellm is None else _version(arguments.litellm)
+    values = {"seconds": arguments.seconds, "rounds": arguments.rounds, "litellm": version, "added_ms": found}
+    save("chat_proxy", values)
 
 
 def _measure(url: str, key: str, model: str, *, rate: float, seconds: float, seed: int) -> dict[str, float]:
@@ -212,6 +216,43 @@ async def serve_upstream() -> None:
 
 
 @contextmanager
+def _bare(upstream: str, folder: Path, cores: set[int]) -> Iterator[tuple[str, str]]:
+    port = _free_port()
+    with _running([sys.executable, str(Path(__file__)), "bare", upstream, str(port)], folder, cores, {}):
+        _until_ready(f"http://127.0.0.1:{port}/ready", {})
+        yield f"http://127.0.0.1:{port}/v1", ""
+
+
+async def serve_bare(upstream: str, port: int) -> None:
+    import aiohttp
+    import uvicorn
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/ready":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            body, more = b"", True
+            while more:
+                message = await receive()
+                body, more = body + message["body"], message.get("more_body", False)
+            url = upstream + scope["path"].removeprefix("/v1")
+            async with session.post(url, data=body, headers={"content-type": "application/json"}) as response:
+                kind = response.headers["content-type"].encode()
+                await send(
+                    {"type": "http.response.start", "status": response.status, "headers": [(b"content-type", kind)]}
+                )
+                async for chunk in response.content.iter_any():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+        config = uvicorn.Config(app, port=port, log_config=None, access_log=False, lifespan="off")
+        await uvicorn.Server(config).serve()
+
+
+@contextmanager
 def _etude(folder: Path, upstream: str, cores: set[int]) -> Iterator[tuple[str, str]]:
     models = {name: {"upstream": "a", "usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0} for name in ("small", "large")}
     routing = {"upstreams": {"a": {"url": upstream, "allow_private": True}}, "models": models}
@@ -271,6 +312,11 @@ def _running(command: list[str], folder: Path, cores: set[int], environ: Mapping
                 process.kill()
 
 
+def _version(litellm: Path) -> str:
+    shown = subprocess.run([str(litellm), "--version"], capture_output=True, text=True, check=True).stdout
+    return shown.split()[-1]
+
+
 def _until_ready(url: str, headers: Mapping[str, str]) -> None:
     deadline = time.monotonic() + READY_S
     while True:
@@ -293,5 +339,7 @@ def _free_port() -> int:
 if __name__ == "__main__":
     if sys.argv[1:] == ["upstream"]:
         uvloop.run(serve_upstream())
+    elif sys.argv[1:2] == ["bare"]:
+        uvloop.run(serve_bare(sys.argv[2], int(sys.argv[3])))
     else:
         main()
