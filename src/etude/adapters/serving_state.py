@@ -55,13 +55,17 @@ TOGETHER = (1, 2, 4, 8, 16, 32, 64)
 
 
 class SqliteServingState:
-    """`contracts.serving.ServingState`. Each call that writes syncs the disk once, however many rows it has."""
+    """`contracts.serving.ServingState`. Each call that writes syncs the disk once, however many rows it has; models of
+    conversations are synced with the next one, since what they lose in a power cut is a conversation's model alone."""
 
     def __init__(self, path: Path) -> None:
         self._turn = Lock()  # writers of this process: SQLite lets them wait for whole milliseconds
         self._connections = Connections(path, PRAGMAS, error=StoreError, renew=self._renew, timeout_s=PATIENCE_S)
         self._do = self._connections.do
         self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
+        self._unsynced = Connections(
+            path, (*PRAGMAS, "synchronous = NORMAL"), error=StoreError, renew=lambda: None, timeout_s=PATIENCE_S
+        )
 
     def open(self, rows: Sequence[OpenRow]) -> None:
         """Several rows per statement: each one is a turn of Python's lock, which a busy thread gives late. A single
@@ -170,7 +174,7 @@ class SqliteServingState:
                 oldest = "SELECT key FROM conversation ORDER BY time LIMIT ?"
                 db.execute(f"DELETE FROM conversation WHERE key IN ({oldest})", (over,))
 
-        self._write(keep)
+        self._write(keep, self._unsynced)
 
     def kept_model(self, conversation: str, since: datetime) -> str | None:
         query = "SELECT model FROM conversation WHERE key = ? AND time >= ?"
@@ -186,10 +190,11 @@ class SqliteServingState:
 
     def close(self) -> None:
         self._connections.close()
+        self._unsynced.close()
 
-    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _write(self, work: Callable[[sqlite3.Connection], T], connections: Connections | None = None) -> T:
         with self._turn:
-            return self._connections.write(work)
+            return (connections or self._connections).write(work)
 
     def _renew(self) -> None:
         self._turn = Lock()

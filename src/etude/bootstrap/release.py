@@ -77,10 +77,12 @@ def open_registry(settings: ReleaseSettings | None = None) -> Registry:
     )
 
 
-def is_registered(slot: str, settings: ReleaseSettings) -> bool:
-    """Whether the embedded registry has this slot; another registry is asked only where the settings say `served`."""
-    folder = Path(settings.experience.folder) / REGISTRY / "slots" / quote(slot, safe=":")
-    return settings.release.registry == EMBEDDED and folder.is_dir()
+def is_registered(slot: str, config: ExperienceConfig) -> bool:
+    """Whether the embedded registry has this slot; another registry is asked only where the settings say `served`.
+
+    A server asks again and again until there is a policy, so the settings, which take long to read, come last."""
+    folder = Path(config.folder) / REGISTRY / "slots" / quote(slot, safe=":")
+    return folder.is_dir() and settings_with(config).release.registry == EMBEDDED
 
 
 @dataclass(frozen=True, kw_only=True)

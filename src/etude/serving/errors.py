@@ -138,6 +138,9 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
     )
+    if isinstance(error, NotFoundException):  # perhaps of OpenAI's API, whose clients show nothing else
+        more = {"error": {"message": detail, "type": "invalid_request_error", "param": None, "code": "unknown_url"}}
+        return status, headers, msgspec.json.encode(msgspec.to_builtins(problem) | more)
     return status, headers, msgspec.json.encode(problem)
 
 
