@@ -10,9 +10,11 @@ outbox, ingest, rewards, `Coordinator.tick` with its trigger, `etude train` as a
 shadow, canary stages, promotion or rollback, and the holdback. The statistics are the defaults.
 
 A cycle is a week. It begins with a drift of the catalogue: prices change, the quality of some options changes, an
-option appears and another one disappears. Traffic is served until the release of the week has ended, at most for seven
-days. After each cycle three policies are measured in the same state of the world, on tasks that no traffic had, as
-they serve: the one that served before the cycle, the one that serves after it, and the first one, unchanged.
+option appears and another one disappears; then the operator sets the budget anew: what the world would cost without a
+policy. Traffic is served until the release of the week has ended, at most for seven days. After each cycle three
+policies are measured in the same state of the world, on tasks that no traffic had, as they serve: the one that served
+before the cycle, the one that serves after it, and the first one, unchanged. Beside them stands the start: what decides
+where there is no loop yet.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ from etude.bootstrap.loop import open_loop
 from etude.bootstrap.releases import RegistryReleases
 from etude.contracts.jobs import Job, JobState, Stage
 from etude.contracts.release import Entry
+from etude.evidence.overlap import Verdict
 from etude.learning.run_folder import find_policy
 from etude.loop.coordinator import Coordinator
 from etude.release.registry import Registry
 
 CYCLES, WEEK = 10, timedelta(days=7)
 MARGIN, WANTED = 0.03, 1.15
-"""Allowed loss of success in a cycle; wanted ratio of success to the first policy at the end."""
+"""Allowed loss of success in a cycle; wanted ratio of success to the start at the end."""
 SUCCESS_REWARD = 4
 """Version of the reward: whether the task succeeded, from 0 to 1."""
 OPERATOR = "operator"
@@ -52,7 +55,7 @@ POLL_S = 1.0
 CLOCK = Path("clock.txt")
 """The simulated time of the last tick."""
 ENDED = (Stage.REFUSED, Stage.STARTED, Stage.SUPERSEDED)
-MEASURED = ("start", "before", "after")
+MEASURED = ("first", "before", "after")
 
 Measures = dict[str, float]
 
@@ -76,9 +79,14 @@ class World(Protocol):
     """Tasks per day."""
     batch: int
     """Tasks between two ticks."""
+    start: str
+    """The measured row of what decides where there is no loop yet."""
 
-    def settings(self, budget: float | None) -> dict[str, Any]:
-        """The problem's own sections of etude.yaml, and those of experience; `budget` is in USD per task."""
+    def budget(self) -> float | None:
+        """USD per task that policies may cost in the present state: what it costs without one; None is no budget."""
+
+    def settings(self) -> dict[str, Any]:
+        """The problem's own sections of etude.yaml, and those of experience, in the present state."""
 
     def drift(self, cycle: int) -> str:
         """Move to the state of a cycle; what changed, in words."""
@@ -89,14 +97,11 @@ class World(Protocol):
     def serve(self, number: int, clock: SimulatedClock) -> list[Measures]:
         """Carry out that many tasks by what serves, recorded as trajectories; their outcomes."""
 
-    def cost_of(self, registry: Registry, version: str) -> float | None:
-        """The budget of all later policies: what this one costs per task of the traffic; None is no budget."""
-
     def measure(self, registry: Registry, version: str) -> Measures:
         """The policy as it serves, in the present state, on held-out tasks: success, cost_usd and others."""
 
-    def baselines(self) -> dict[str, Measures]:
-        """What simple rules would reach in the present state."""
+    def baselines(self, registry: Registry, first: str) -> dict[str, Measures]:
+        """What simple rules would reach in the present state, and the first policy by its settings of now."""
 
 
 @dataclass(kw_only=True)
@@ -144,15 +149,17 @@ class Bench:
         """The first policy serves: trained, judged by its gates, approved by a person."""
         run = find_policy(Path(self.world.first(self.loop, self.clock)))
         version = self.registry.register(run, self.world.slot, actor=OPERATOR)
-        verdict = self.releases.gate(version, self.world.slot)
+        while (verdict := self.releases.gate(version, self.world.slot)) is Verdict.CANNOT_TELL:
+            self.world.serve(2 * self.world.batch, self.clock)  # without a policy still
+            self.loop.ingest()
         self.registry.approve(self.world.slot, version, by=OPERATOR)
         self.registry.promote_directly(self.world.slot, version, by=OPERATOR, reason="the first policy")
         with self.log.open("a") as file:
             print(f"{self.clock.now:%m-%d %H:%M} first policy {version}: gates {verdict}", file=file)
         return version
 
-    def cycle(self, number: int, start: str) -> dict[str, Any]:
-        began, slot, drift = time.perf_counter(), self.world.slot, self.world.drift(number)
+    def cycle(self, number: int, first: str, drift: str) -> dict[str, Any]:
+        began, slot = time.perf_counter(), self.world.slot
         at = self._state(number)
         before, known, entries = at["before"], set(at["jobs"]), at["entries"]
         ends, self.served = datetime.fromisoformat(at["ends"]), []
@@ -164,13 +171,15 @@ class Bench:
         days = 7 - (ends - self.clock.now) / timedelta(days=1)
         self.clock.now = max(self.clock.now, ends)
         CLOCK.write_text(self.clock.now.isoformat())
-        versions = {"start": start, "before": before, "after": self.incumbent()}
+        versions = {"first": first, "before": before, "after": self.incumbent()}
         measured = {version: self.world.measure(self.registry, version) for version in set(versions.values())}
         return {
             "cycle": number,
             "drift": drift,
+            "budget": self.world.budget(),
             "versions": versions,
-            "policies": {name: measured[version] for name, version in versions.items()} | self.world.baselines(),
+            "policies": {name: measured[version] for name, version in versions.items()}
+            | self.world.baselines(self.registry, first),
             "served": {"tasks": len(self.served), "days": days} | _means(self.served),
             "jobs": [_job(job) for job in jobs],
             "steps": [_step(step) for step in steps],
@@ -259,49 +268,48 @@ def run(problem: str, seed: int, out: Path, cycles: int, world: World) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     file = Path("etude.yaml")
-    done: dict[str, Any] = {"problem": problem, "seed": seed, "start": "", "budget": None, "cycles": []}
+    done: dict[str, Any] = {"problem": problem, "seed": seed, "start": world.start, "first": "", "cycles": []}
     if out.exists():
         done = json.loads(out.read_text())
     clock = SimulatedClock()
     if CLOCK.exists():
         clock.now = datetime.fromisoformat(CLOCK.read_text())
     set_clock(clock)
-    world.drift(len(done["cycles"]) - 1)
-    file.write_text(yaml.safe_dump(settings(world, done["budget"])))
-    if not done["start"]:
+    if not done["first"]:
+        world.drift(-1)
+        file.write_text(yaml.safe_dump(settings(world)))
         with open_loop(file) as loop:
-            bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
-            done["start"] = bench.begin()
-            done["budget"] = world.cost_of(bench.registry, done["start"])
+            done["first"] = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt").begin()
             loop.resign()
         out.write_text(json.dumps(done))
-        file.write_text(yaml.safe_dump(settings(world, done["budget"])))
-    with open_loop(file) as loop:
-        bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
-        for number in range(len(done["cycles"]), cycles):
-            found = bench.cycle(number, done["start"])
-            done["cycles"].append(found)
-            out.write_text(json.dumps(done, indent=1))
-            print(line(found), flush=True)
-        loop.resign()
+    for number in range(len(done["cycles"]), cycles):
+        drift = world.drift(number)
+        file.write_text(yaml.safe_dump(settings(world)))
+        with open_loop(file) as loop:
+            bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
+            found = bench.cycle(number, done["first"], drift)
+            loop.resign()
+        done["cycles"].append(found)
+        out.write_text(json.dumps(done, indent=1))
+        print(line(found), flush=True)
 
 
-def settings(world: World, budget: float | None) -> dict[str, Any]:
-    """etude.yaml: the product's defaults, but for a weekly job, a holdback that ends before the next week, a reward
-    with bounds, and for choices a budget, what the first policy costs."""
+def settings(world: World) -> dict[str, Any]:
+    """etude.yaml: the product's defaults, but for a weekly job that learns from its week alone, a holdback of six
+    hours, a reward with bounds, and for choices a budget."""
     own: dict[str, Any] = {
         "loop": {
             "threshold": 12000,
-            "window_days": 14.0,
+            "window_days": 1.5,
             "regate_hours": 12.0,
             "min_hours_between": 168.0,
             "schedule": None,
             "drift": False,
             "nice": 0,
         },
-        "release": {"canary": {"holdback_days": 1.0}},
+        "release": {"canary": {"holdback_days": 0.25}},
     }
-    for section, values in world.settings(budget).items():
+    for section, values in world.settings().items():
         own[section] = own.get(section, {}) | values
     return own
 

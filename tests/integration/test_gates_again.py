@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from etude.bootstrap import experience as wiring
+from etude.bootstrap.clock import now
 from etude.bootstrap.datasets import logs_of
 from etude.bootstrap.loop import open_loop
 from etude.bootstrap.releases import RegistryReleases
@@ -82,6 +83,36 @@ def test_a_candidate_is_judged_on_the_logs_of_the_incumbent_until_they_tell(tmp_
         assert after["safety"] == before["safety"], "what passed is not run again"
         assert after["off_policy"]["evidence"]["compared_with"] == "the incumbent"
         assert after["off_policy"]["evidence"]["candidate"]["trajectories"] > 2400
+
+
+def test_decisions_from_before_the_window_of_a_candidate_do_not_judge_it(tmp_path: Path) -> None:
+    Path("etude.yaml").write_text(SETTINGS)
+    work(300)
+    with open_loop(Path("etude.yaml")) as loop:
+        loop.ingest()
+        start = now()
+        work(200, seed=1)
+        loop.ingest()
+        assert isinstance(loop.releases, RegistryReleases)
+        recent = logs_of(loop.store, SLOT, None, reward=3, since=start)
+        assert recent is not None
+        assert recent.splits == {"test": 200}
+        create = (
+            "dataset",
+            "create",
+            "--problem",
+            SLOT,
+            "--out",
+            "datasets/recent",
+            "--where",
+            f"time>={start:%FT%TZ}",
+        )
+        assert etude(*create) == 0
+        assert etude("train", "choice", "--dataset", "datasets/recent", "--out", "runs/recent", "--no-progress") == 0
+        version = register(Path("runs/recent"), loop.releases)
+        loop.releases.gate(version, SLOT)
+        judged = report_of(loop.releases, version)["off_policy"]["evidence"]["candidate"]["trajectories"]
+        assert 0 < judged < 100, "the test split of the recent ones"
 
 
 def test_there_are_no_logs_of_a_policy_that_never_decided(tmp_path: Path) -> None:
