@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ import numpy as np
 from choices import read
 
 import etude
+from etude.bootstrap import experience as wiring
 from etude.bootstrap.experience import open_place
 from etude.bootstrap.gates import contender
 from etude.bootstrap.release import settings_here
@@ -95,6 +95,9 @@ class ChoiceWorld:
         self.cost = self.data.cost * self.price
         self.options = [self._option(i) for i in self.offered]
         self.logged: dict[int, list[float]] = {}
+        for collector in wiring._collector.made.values():  # what serves starts again, with the settings of the cycle
+            collector.bus.close()
+        wiring._collector.made.clear()
         return said
 
     def _option(self, i: int) -> dict[str, Any]:
@@ -159,16 +162,13 @@ class ChoiceWorld:
         greedy = self.success[self.held_out, np.array(self.offered)[p.argmax(1)]].mean()
         return self._of(p) | {"greedy": float(greedy)}
 
-    def baselines(self, registry: Registry, first: str) -> dict[str, dict[str, float]]:
+    def baselines(self) -> dict[str, dict[str, float]]:
         means = {i: float(np.mean(seen)) for i, seen in self.logged.items() if len(seen) >= 30}
         logged = max(means, key=lambda i: means[i]) if means else self.offered[0]
         hindsight = max(self.offered, key=lambda i: self.success[self.held_out, i].mean())
-        decider = self._decider(registry, first)
-        decider = replace(decider, config=replace(decider.config, max_mean_cost_usd=self.budget()))
         even = np.full((len(self.held_out), OFFERED), 1 / OFFERED)
         return {
             "no policy": self._of(even),
-            "first, this budget": self._measure(decider),
             "best mean in the logs": self._single(logged),
             "best single option": self._single(hindsight),
             "best by task type": self._best_by_type(),

@@ -10,10 +10,10 @@ outbox, ingest, rewards, `Coordinator.tick` with its trigger, `etude train` as a
 shadow, canary stages, promotion or rollback, and the holdback. The statistics are the defaults.
 
 A cycle is a week. It begins with a drift of the catalogue: prices change, the quality of some options changes, an
-option appears and another one disappears; then the operator sets the budget anew: what the world would cost without a
+option appears and another one disappears; then the operator sets the budget again: what the world would cost without a
 policy. Traffic is served until the release of the week has ended, at most for seven days. After each cycle three
 policies are measured in the same state of the world, on tasks that no traffic had, as they serve: the one that served
-before the cycle, the one that serves after it, and the first one, unchanged. Beside them stands the start: what decides
+before the cycle, the one that serves after it, and the first one, unchanged; and next to them the start, what decides
 where there is no loop yet.
 """
 
@@ -55,7 +55,6 @@ POLL_S = 1.0
 CLOCK = Path("clock.txt")
 """The simulated time of the last tick."""
 ENDED = (Stage.REFUSED, Stage.STARTED, Stage.SUPERSEDED)
-MEASURED = ("first", "before", "after")
 
 Measures = dict[str, float]
 
@@ -100,8 +99,8 @@ class World(Protocol):
     def measure(self, registry: Registry, version: str) -> Measures:
         """The policy as it serves, in the present state, on held-out tasks: success, cost_usd and others."""
 
-    def baselines(self, registry: Registry, first: str) -> dict[str, Measures]:
-        """What simple rules would reach in the present state, and the first policy by its settings of now."""
+    def baselines(self) -> dict[str, Measures]:
+        """What simple rules would reach in the present state."""
 
 
 @dataclass(kw_only=True)
@@ -178,8 +177,7 @@ class Bench:
             "drift": drift,
             "budget": self.world.budget(),
             "versions": versions,
-            "policies": {name: measured[version] for name, version in versions.items()}
-            | self.world.baselines(self.registry, first),
+            "policies": {name: measured[version] for name, version in versions.items()} | self.world.baselines(),
             "served": {"tasks": len(self.served), "days": days} | _means(self.served),
             "jobs": [_job(job) for job in jobs],
             "steps": [_step(step) for step in steps],
@@ -299,8 +297,8 @@ def settings(world: World) -> dict[str, Any]:
     hours, a reward with bounds, and for choices a budget."""
     own: dict[str, Any] = {
         "loop": {
-            "threshold": 12000,
-            "window_days": 1.5,
+            "threshold": 9000,
+            "window_days": 1.0,
             "regate_hours": 12.0,
             "min_hours_between": 168.0,
             "schedule": None,
@@ -324,64 +322,93 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def merge(files: list[Path]) -> None:
-    """The results file of all seeds in these files, by problem; seeds that have not all cycles are left out."""
+    """The results file of all seeds in these files, by problem, with the cycles that each of them has."""
     found: dict[str, Any] = {"cycles": CYCLES, "margin": MARGIN, "wanted": WANTED}
+    read = [json.loads(file.read_text()) for file in files]
     for problem in ("choice", "workflow"):
-        read = [json.loads(file.read_text()) for file in files]
-        seeds = [one for one in read if one["problem"] == problem and len(one["cycles"]) == CYCLES]
+        seeds = [one for one in read if one["problem"] == problem and one["cycles"]]
         if seeds:
-            found[problem] = merged(seeds)
+            found[problem] = merged(sorted(seeds, key=lambda one: one["seed"]))
             show(problem, found[problem])
     save("loop_cycles", found)
 
 
 def merged(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each number is by seed, with its mean and 95 % interval over seeds."""
-
-    def each(number: int, name: str, key: str) -> list[float]:
-        return [seed["cycles"][number]["policies"][name][key] for seed in seeds]
-
-    def compared(number: int, key: str, other: str, *, ratio: bool) -> dict[str, Any] | None:
-        pairs = zip(each(number, "after", key), each(number, other, key), strict=True)
-        return summary([x / y if ratio else x - y for x, y in pairs])
-
-    last, cycles = CYCLES - 1, [cycle for seed in seeds for cycle in seed["cycles"]]
-    jobs = [job for cycle in cycles for job in cycle["jobs"]]
-    others = [name for name in seeds[0]["cycles"][last]["policies"] if name not in MEASURED]
-    losses = [c["policies"]["before"]["success"] - c["policies"]["after"]["success"] for c in cycles]
+    """Each number is by seed, with its mean and 95 % interval over seeds; the end is the last cycle that a seed has."""
+    last, cycles = [seed["cycles"][-1] for seed in seeds], [cycle for seed in seeds for cycle in seed["cycles"]]
+    jobs, start = [job for cycle in cycles for job in cycle["jobs"]], seeds[0]["start"]
+    rows = [name for name in last[0]["policies"] if name not in ("before", "after")]
+    released = [cycle for cycle in cycles if cycle["versions"]["after"] != cycle["versions"]["before"]]
+    longest = max(len(seed["cycles"]) for seed in seeds)
+    each = [[seed["cycles"][i] for seed in seeds if i < len(seed["cycles"])] for i in range(longest)]
     return {
         "seeds": [seed["seed"] for seed in seeds],
-        "success at the end": summary(each(last, "after", "success")),
-        "success to the start": compared(last, "success", "start", ratio=True),
-        "cost to the start": compared(last, "cost_usd", "start", ratio=True),
-        "to baselines": {
-            name: {key: compared(last, key, name, ratio=True) for key in ("success", "cost_usd")} for name in others
+        "cycles": [len(seed["cycles"]) for seed in seeds],
+        "start": start,
+        "at the end": {
+            name: {key: summary([one["policies"][name][key] for one in last]) for key in ("success", "cost_usd")}
+            for name in [*rows, "after"]
         },
-        "baselines at the end": {name: summary(each(last, name, "success")) for name in others},
-        "largest loss in a cycle": max(losses),
-        "gain": [compared(i, "success", "before", ratio=False) for i in range(CYCLES)],
-        "to the start": [compared(i, "success", "start", ratio=True) for i in range(CYCLES)],
-        "costs to the start": [compared(i, "cost_usd", "start", ratio=True) for i in range(CYCLES)],
+        "compared at the end": {
+            name: {key: summary([compared(one, name, key) for one in last]) for key in ("success", "cost_usd")}
+            for name in rows
+        },
+        "compared in all cycles": {
+            name: {
+                key: summary([float(np.mean([compared(c, name, key) for c in seed["cycles"]])) for seed in seeds])
+                for key in ("success", "cost_usd")
+            }
+            for name in rows
+        },
+        "by cycle": {
+            key: [summary([compared(cycle, start, key) for cycle in cycles]) for cycles in each]
+            for key in ("success", "cost_usd")
+        },
+        "traffic to the start": {
+            key: summary([in_traffic(seed, key) for seed in seeds]) for key in ("success", "cost_usd")
+        },
+        "gain of a release": [gain(cycle) for cycle in released],
+        "largest loss by a release": max((-gain(cycle) for cycle in released), default=0.0),
+        "cycles without a release": len(cycles) - len(released),
         "jobs": len(jobs),
         "usd per job": summary([job["usd"] for job in jobs]),
         "cpu hours per job": summary([job["cpu_hours"] for job in jobs]),
         "steps": dict(Counter(step["action"] for cycle in cycles for step in cycle["steps"])),
         "tasks": sum(cycle["served"]["tasks"] for cycle in cycles),
-        "seconds per seed": [sum(cycle["seconds"] for cycle in seed["cycles"]) for seed in seeds],
     }
+
+
+def compared(cycle: Mapping[str, Any], other: str, key: str) -> float:
+    """The policy that serves after a cycle, as a ratio to another row."""
+    policies = cycle["policies"]
+    return float(policies["after"][key] / policies[other][key])
+
+
+def gain(cycle: Mapping[str, Any]) -> float:
+    """Success that a cycle brings, compared with the policy that served before it."""
+    return float(cycle["policies"]["after"]["success"] - cycle["policies"]["before"]["success"])
+
+
+def in_traffic(seed: Mapping[str, Any], key: str) -> float:
+    """All that was served, explored and tried in canaries, as a ratio to the start."""
+    tasks = np.array([cycle["served"]["tasks"] for cycle in seed["cycles"]])
+    served = np.array([cycle["served"][key] for cycle in seed["cycles"]])
+    return float(tasks @ served / (tasks @ [cycle["policies"][seed["start"]][key] for cycle in seed["cycles"]]))
 
 
 def show(problem: str, found: dict[str, Any]) -> None:
     def text(row: dict[str, Any]) -> str:
-        return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}] {[round(x, 3) for x in row['values']]}"
 
-    print(
-        f"{problem}, seeds {found['seeds']}: success {text(found['success to the start'])} of the start's at ", end=""
-    )
-    print(f"{text(found['cost to the start'])} of its cost, largest loss {found['largest loss in a cycle']:.3f}")
-    for number, row in enumerate(found["gain"]):
-        print(f"  cycle {number}: gain {text(row)}, to the start {text(found['to the start'][number])}")
-    print(f"  {found['jobs']} jobs, {text(found['usd per job'])} USD each; {found['steps']}")
+    print(f"{problem}, seeds {found['seeds']}, cycles {found['cycles']}; the end, compared with")
+    for name, row in found["compared at the end"].items():
+        print(f"  {name}: success {text(row['success'])}, cost {text(row['cost_usd'])}")
+    print("by cycle, compared with the start:")
+    for success, cost in zip(*found["by cycle"].values(), strict=True):
+        print(f"  success {text(success)}, cost {text(cost)}")
+    print(f"traffic: {text(found['traffic to the start']['success'])}")
+    print(f"gains {[round(x, 3) for x in found['gain of a release']]}, {found['cycles without a release']} without one")
+    print(f"{found['jobs']} jobs, {text(found['usd per job'])} USD each; {found['steps']}")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from etude.bootstrap.datasets import OpenedDataset, open_dataset
 from etude.bootstrap.experience import existing_store
-from etude.bootstrap.release import ReleaseSettings, open_registry, settings_here
+from etude.bootstrap.release import ReleaseSettings, open_registry, settings_here, settings_in_force
 from etude.contracts.decision import DecisionRequest
 from etude.contracts.errors import ConfigError, EtudeError, ReleaseError
 from etude.contracts.ports import Decider, LoggedDataset
@@ -185,7 +185,8 @@ def make_context(
 
 
 def contender(artefact: Artefact, spec: ProblemSpec, slot: str, settings: ReleaseSettings) -> Contender:
-    """A policy as it serves: named after its slot, and exploring where the settings say so."""
+    """A policy as it serves: named after its slot, exploring where the settings say so, and with those in force."""
+    artefact = artefact.under(settings_in_force(spec))
 
     def load() -> Decider:
         policy: Any = resolve(spec.load)(artefact)
