@@ -64,6 +64,9 @@ class ProblemSpec:
     """Function from the problem's settings to the Problem that `practise` learns in, where there is a world."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """What is reported of episodes besides their return."""
+    in_force: tuple[str, ...] = ()
+    """Keys of the settings that hold for policies that serve as soon as they are set, such as a budget; the others are
+    those that a policy learned with."""
     compare: Reference | None = None
     """Function from an EvaluateRequest to a Comparison of the policy with others in its world; None: the general one,
     which needs `problem`."""
