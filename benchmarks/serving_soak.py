@@ -4,7 +4,7 @@
     python benchmarks/serving_soak.py --minutes 1 --rate 100
 
 `etude serve` with its loop. A client asks for decisions at a fixed rate and reports the outcome of each after a moment.
-Every 20 seconds a policy is promoted, exposed in a canary of all tasks, or rolled back from it, in turns, besides what
+A policy is promoted, exposed in a canary of all tasks, or rolled back from it, in turns, every 20 seconds, besides what
 the loop does by itself. In the end: no request failed, the server's memory is that of its second fifth within 5 %, and
 every acknowledged trajectory is stored once.
 """
