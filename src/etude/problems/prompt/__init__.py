@@ -87,7 +87,7 @@ SPEC = ProblemSpec(
             setting="prompt.prompts",
             type=int,
             help="Number of generated prompts to learn from.",
-            default="1500",
+            default="3000",
         ),
         Flag(
             name="--max-steps", setting="run.max_steps", type=int, help="With --method practise: budget of decisions."
