@@ -169,8 +169,9 @@ def _best(scores: torch.Tensor, obs: Obs) -> Action:
 def _crossed(obs: Obs, scale: tuple[torch.Tensor, torch.Tensor]) -> np.ndarray[Any, Any]:
     features, kind = _scaled(obs["features"], scale), obs["features"][:, : len(KINDS)]
     products = (kind[:, :, None] * torch.cat([features[:, len(KINDS) :], obs["done"]], 1)[:, None]).flatten(1)
-    width = obs["embedding"].shape[1] ** 0.5
-    return torch.cat([obs["embedding"] / width, features, obs["done"], products], 1).double().numpy()
+    sentences = obs["sentences"]
+    mean = sentences.sum(1) / sentences.any(2).sum(1, keepdim=True).clamp(min=1)  # the prompt's embedding
+    return torch.cat([mean / mean.shape[1] ** 0.5, features, obs["done"], products], 1).double().numpy()
 
 
 def _scaled(features: torch.Tensor, scale: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

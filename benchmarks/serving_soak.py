@@ -4,8 +4,8 @@
     python benchmarks/serving_soak.py --minutes 1 --rate 100
 
 `etude serve` with its loop. Half of the requests ask for decisions, at a fixed rate, and the other half report their
-outcomes a moment later. Every 20 seconds a policy is promoted, exposed in a canary of all tasks, or rolled back from
-it, in turns, besides what the loop does by itself. In the end: no request failed, the memory of the server and of the
+outcomes a moment later. A policy is promoted, exposed in a canary of all tasks, or rolled back from it, in turns, every
+20 seconds, besides what the loop does by itself. In the end: no request failed, the memory of the server and of the
 process that stores its events is that of its second fifth within 5 %, and every acknowledged trajectory is stored once.
 """
 

@@ -31,7 +31,7 @@ EXAMPLES = (
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the demo.")] = OUT,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same policy.")] = 0,
-    prompts: Annotated[int, typer.Option(min=50, help="Number of generated prompts to learn from.")] = 1_500,
+    prompts: Annotated[int, typer.Option(min=50, help="Number of generated prompts to learn from.")] = 3_000,
     episodes: Annotated[int, typer.Option(min=4, help="Number of held-out prompts to compare on.")] = 200,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Print plain lines, no live display.")] = False,
 ) -> None:

@@ -24,7 +24,13 @@ def choose_method(inputs: Mapping[str, Any]) -> str:
         return FROM_LOGS
     if "judge" in given:
         return JUDGED
-    return str(inputs.get("method") or OUTCOMES)
+    if given & {"checkpoint", "algorithm"}:
+        wrong = min(given & {"checkpoint", "algorithm"})
+        raise ConfigError(f"{wrong} goes with dataset or judge: a policy is learned from the beginning otherwise")
+    method = str(inputs.get("method") or OUTCOMES)
+    if method == JUDGED:
+        raise ConfigError("learning from judgements needs judge, URL#MODEL, and data, the prompts that it judges")
+    return method
 
 
 def choose_preset(method: str, inputs: Mapping[str, Any]) -> str | None:
@@ -82,7 +88,7 @@ SPEC = ProblemSpec(
             setting="prompt.prompts",
             type=int,
             help="Number of generated prompts to learn from.",
-            default="1500",
+            default="3000",
         ),
         Flag(
             name="--max-steps", setting="run.max_steps", type=int, help="With --method practise: budget of decisions."

@@ -23,6 +23,9 @@ from etude.problems.prompt.policy import load, read_state
 from etude.problems.prompt.reader import ACTIONS, PromptReader
 from etude.problems.prompt.world import ACTION
 
+KEPT = 20_000
+"""Decisions that stay in memory once they are read; the parts of a dataset that follow are read in every pass."""
+
 
 def from_logs(request: LearnRequest) -> Run:
     """A run that continues a policy on a dataset of logged decisions."""
@@ -48,10 +51,14 @@ class PromptLogs:
         self.parts = PolicyParts(tensors={}, details={**details, "scores_are_rewards": False})
 
     def shards(self, examples: Examples, *, seed: int = 0, sample: Callable[[], int] = lambda: 0) -> Shards:
+        kept: list[Logged] = []
+
         def parts() -> Iterator[Logged]:
             decisions = 0
-            for part in examples():
-                logged = self.logged(part)
+            for number, part in enumerate(examples()):
+                if number == len(kept) and sum(map(len, kept)) < KEPT:
+                    kept.append(self.logged(part))
+                logged = kept[number] if number < len(kept) else self.logged(part)
                 decisions += len(logged)
                 if len(logged):
                     yield logged

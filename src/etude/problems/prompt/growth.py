@@ -58,11 +58,12 @@ class _Growing:
             row += 1
 
     def along(self, paths: int, rng: random.Random) -> None:
-        """Random sequences, as far as they go."""
+        """Random sequences of random lengths, all of them with a mutation left to choose."""
         for _ in range(paths):
             row = 0
-            while among := self._possible(row):
-                row = self._go(row, rng.choice(among))
+            for _ in range(rng.randrange(self.rules.max_mutations)):
+                if among := self._possible(row):
+                    row = self._go(row, rng.choice(among))
 
     def grown(self, rewards: Rewards) -> Grown:
         nexts, earned = list[tuple[int, ...]](), list[tuple[float, ...]]()

@@ -80,7 +80,8 @@ def learn_from_judge(request: LearnRequest) -> Run:
     if request.checkpoint is not None:
         parent = find_policy(request.checkpoint)
         load_weights(network, parent)
-    judged = judge_all(prompts, judge, own.prompt, problem.reader.rules, request.out / FILE, seed=settings.run.seed)
+    file = request.out.with_name(f"{request.out.name}.{FILE}")  # a run that fails clears its folder
+    judged = judge_all(prompts, judge, own.prompt, problem.reader.rules, file, seed=settings.run.seed)
     examples = as_examples(prompts, judged, problem.reader.rules)
     numbers = sorted({one.prompt for one in judged})
     last = numbers[len(numbers) - max(1, round(HELD_OUT * len(numbers)))]

@@ -73,7 +73,8 @@ class Reading(nn.Module):
     """What is seen of a prompt, as one vector: (n, width).
 
     Each sentence is read by itself; of what is found in them the largest and the sum count, so that one sentence is
-    noticed in a long prompt. Features are scaled; one that is not known (nan) counts as usual.
+    noticed in a long prompt. Features are scaled; one that is not known (nan) counts as usual. A policy that sees the
+    embedding of the prompt alone gets it as the only sentence.
     """
 
     mean: Tensor
@@ -89,7 +90,7 @@ class Reading(nn.Module):
             self.sentence = nn.Sequential(
                 _linear(width, units), nn.LayerNorm(units), nn.ReLU(), nn.Dropout(config.dropout), _linear(units, units)
             )
-            self.width += len(KNOWN) + len(MUTATIONS) + 2 * units
+            self.width = len(KNOWN) + len(MUTATIONS) + 2 * units
 
     def fit(self, features: Tensor) -> None:
         """Scale features to those of many prompts (n, features)."""
@@ -99,8 +100,8 @@ class Reading(nn.Module):
 
     def forward(self, obs: Obs) -> Tensor:
         if self.embedding_only:
-            return obs["embedding"]
-        return torch.cat([obs["embedding"], self.scaled(obs["features"]), obs["done"], self.found(obs["sentences"])], 1)
+            return obs["sentences"][:, 0]
+        return torch.cat([self.scaled(obs["features"]), obs["done"], self.found(obs["sentences"])], 1)
 
     def scaled(self, features: Tensor) -> Tensor:
         return ((features - self.mean) / self.spread).clamp(-5, 5).nan_to_num(0.0)

@@ -1,4 +1,4 @@
-"""What a policy sees of a prompt: its embedding, that of each sentence, its kind, features, and what was done to it."""
+"""What a policy sees of a prompt: embeddings, of each sentence or of the whole, its kind, features, what was done."""
 
 from __future__ import annotations
 
@@ -78,16 +78,13 @@ class PromptReader:
         return {**known, "legal": legal(ruled_out), "sentences": vectors[places]}
 
     def known(self, states: Sequence[State], features: Sequence[Vectors]) -> Read:
-        """All but what may be chosen, and the sentences."""
+        """All but what may be chosen, and the embeddings."""
         done = [[float(mutation in state.done) for mutation in MUTATIONS] for state in states]
-        return {
-            "embedding": self.embed([text_of(state.prompt) for state in states]),
-            "features": np.stack(features),
-            "done": np.array(done, np.float32),
-        }
+        return {"features": np.stack(features), "done": np.array(done, np.float32)}
 
     def sentences(self, prompts: Sequence[Prompt]) -> tuple[Vectors, NDArray[np.int64]]:
-        """Vectors of different sentences (U, width), the first of zeros, and the sentences of each prompt (n, L)."""
+        """Vectors of different sentences (U, width), the first of zeros, and the sentences of each prompt (n, L); the
+        whole prompt counts as one sentence where the policy sees its embedding alone."""
         place: dict[str, int] = {"": 0}
         rows = [[place.setdefault(s, len(place)) for s in self._sentences(prompt)] for prompt in prompts]
         table = np.zeros((len(rows), max(1, max(map(len, rows), default=1))), np.int64)
@@ -97,7 +94,7 @@ class PromptReader:
 
     def _sentences(self, prompt: Prompt) -> list[str]:
         if self.embedding_only:
-            return []
+            return [text_of(prompt)]
         found = [part for part in SENTENCE.split(text_of(prompt)) if part]
         if len(found) > FIRST_SENTENCES + LAST_SENTENCES:
             found = found[:FIRST_SENTENCES] + found[-LAST_SENTENCES:]

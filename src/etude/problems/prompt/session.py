@@ -293,10 +293,9 @@ class Session:
                 "features": torch.full((1, len(KNOWN)), torch.nan),
                 "done": torch.tensor([[float(mutation in done) for mutation in MUTATIONS]]),
                 "legal": torch.tensor([[action not in done for action in ACTIONS]]),
-                "sentences": torch.zeros(1, 1, self.width),
             }
         if embedding is not None:
-            obs["embedding"] = torch.from_numpy(self._vector(embedding))[None]
+            obs["sentences"] = torch.from_numpy(self._vector(embedding))[None, None]
         stopping = ACTIONS.index(STOP)
         if not self.config.stop and obs["legal"][0, :stopping].any():
             obs["legal"][0, stopping] = False
@@ -352,7 +351,7 @@ def _pairs(used: Sequence[_Experience]) -> list[tuple[_Experience, _Experience]]
 
 
 def _same(a: Obs, b: Obs) -> bool:
-    return torch.equal(a["embedding"], b["embedding"]) and torch.equal(a["done"], b["done"])
+    return torch.equal(a["sentences"], b["sentences"]) and torch.equal(a["done"], b["done"])
 
 
 def _together(observed: Sequence[Obs]) -> Obs:

@@ -15,10 +15,10 @@ class PromptConfig:
     encoder: str = "fast"
     """How text is read: ngrams, ngrams-1536 (any width), fast, minilm, or https://host/v1#model."""
     inputs: Literal["all", "embedding"] = "all"
-    """What the policy sees: `all` is the embedding, the kind and the features of the text; or the embedding alone."""
+    """What the policy sees: `all` is each sentence's embedding, the kind and the features; or the prompt's embedding."""
     max_mutations: Annotated[int, Ge(1), Le(5)] = 3
     """Maximum number of mutations of one prompt, each at most once."""
-    prompts: Annotated[int, Ge(10)] = 1500
+    prompts: Annotated[int, Ge(10)] = 3000
     """Generated prompts to practise on, where no data are given."""
     noise: Annotated[float, Ge(0)] = 0.1
     """Standard deviation of the noise of rewards in practice."""
@@ -36,12 +36,12 @@ class PromptNetworkConfig:
 
     hidden: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (256, 256, 128)
     """Widths of the hidden layers of each network."""
-    sentence_units: Annotated[int, Gt(0)] = 64
+    sentence_units: Annotated[int, Gt(0)] = 128
     """Units that read each sentence."""
     norm: Literal["none", "layer", "batch"] = "layer"
     """Normalisation before each non-linearity; the document has batch."""
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Dropout rate of hidden units while learning; the document has 0.1."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
+    """Dropout rate of hidden units while learning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class OutcomesConfig:
     """States per gradient step."""
     lr: Annotated[float, Gt(0)] = 1e-3
     """Adam's step size at the start; it decays linearly to a tenth."""
-    weight_decay: Annotated[float, Ge(0)] = 0.01
+    weight_decay: Annotated[float, Ge(0)] = 0.1
     """Weight decay, separate from the gradients."""
 
 

@@ -20,7 +20,6 @@ STOPPING = ACTIONS.index(STOP)
 class States:
     """S states of P prompts. Tensors have a row per state."""
 
-    embedding: Tensor  # (S, width)
     sentences: Tensor  # (S, L) places in `vectors`
     vectors: Tensor  # (U, width) of sentences; the first is no sentence
     features: Tensor  # (S, features)
@@ -32,7 +31,7 @@ class States:
     start: Tensor  # (P,) the state of each prompt as it is
 
     def observe(self, rows: Tensor) -> Obs:
-        found = {name: getattr(self, name)[rows] for name in ("embedding", "features", "done", "legal")}
+        found = {name: getattr(self, name)[rows] for name in ("features", "done", "legal")}
         return found | {"sentences": self.vectors[self.sentences[rows]]}
 
     def prompt_of(self, rows: Tensor) -> Tensor:

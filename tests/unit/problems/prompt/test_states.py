@@ -92,4 +92,4 @@ def test_states_of_some_prompts_are_the_same() -> None:
 
 
 def test_actions_end_with_stop() -> None:
-    assert ACTIONS == (*MUTATIONS, STOP)
+    assert (*MUTATIONS, STOP) == ACTIONS
