@@ -6,7 +6,7 @@ import { ConfigError, EtudeError } from "./errors.js";
 import { type EtudeEvent, type EventsOptions, follow } from "./events.js";
 import type { Option } from "./offer.js";
 import { type Entry, MemoryStore, Outbox } from "./outbox.js";
-import type { SelectedAction, SelectedMutation } from "./rl.js";
+import type { SelectedMutation } from "./rl.js";
 import { Canary, Experiments, Jobs, Models } from "./resources.js";
 import { type ChoiceOptions, type Chosen, type KnownOutcome, Task, type TaskOptions } from "./task.js";
 import { newId, snapshot } from "./values.js";
@@ -146,7 +146,7 @@ export class EtudeClient {
   /** A mutation for a prompt by the policy that learns them, and the prompt that it makes of it. */
   async selectMutation(prompt: string, options: { greedy?: boolean } & Call = {}): Promise<SelectedMutation> {
     const { greedy = false, ...call } = options;
-    const given = await this.post<SelectedAction>("/select_action", { prompt, greedy }, call);
+    const given = await this.call("POST /select_action", { body: { prompt, greedy } }, call);
     return { ...given, prompt: given.prompt ?? prompt };
   }
 
