@@ -89,7 +89,10 @@ export class RLInterface {
   }
 
   /** A mutation for a prompt that is known by its embedding. */
-  async selectAction(embedding: readonly number[], options: { greedy?: boolean } & Call = {}): Promise<SelectedAction> {
+  async selectAction(
+    embedding: readonly number[],
+    options: { greedy?: boolean } & Call = {},
+  ): Promise<SelectedAction> {
     const { greedy = false, ...call } = options;
     return await this.client.call("POST /select_action", { body: { embedding: numbers(embedding), greedy } }, call);
   }
@@ -117,7 +120,7 @@ export class RLInterface {
     if (!(maxSteps >= 1)) throw wrong("maxSteps", `maxSteps is ${maxSteps}: expected 1 or more`);
     const reward = this.options.reward ?? promptReward;
     const episode: Episode = { reward: 0, steps: 0, mutations: [], before, after: before };
-    for (let now = await this.selectable(before, call); now !== null; ) {
+    for (let now = await this.selectable(before, call); now !== null;) {
       const prompt = episode.after;
       const gained = await reward(prompt, now.prompt, now.mutation);
       const isLast = ++episode.steps >= maxSteps || now.prompt === prompt;
