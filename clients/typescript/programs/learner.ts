@@ -87,7 +87,8 @@ export class Learner {
     });
     const error = reward - this.value(state);
     add(this.values, state, LEARNING_RATE * 0.5 * error);
-    found.policyLoss -= share * Math.min(ratio * advantage, Math.min(1 + CLIP, Math.max(1 - CLIP, ratio)) * advantage);
+    found.policyLoss -=
+      share * Math.min(ratio * advantage, Math.min(1 + CLIP, Math.max(1 - CLIP, ratio)) * advantage);
     found.valueLoss += share * error ** 2;
     found.entropy += share * entropy;
     found.approxKl += share * (ratio - 1 - Math.log(ratio));

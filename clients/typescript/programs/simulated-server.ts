@@ -24,7 +24,10 @@ export class SimulatedServer {
   /** Listen on a free port; its URL. */
   async start(): Promise<string> {
     this.server = createServer(async (request, response) => {
-      const [status, body] = await this.answer(request).catch((error: unknown): [number, Body] => [400, problem(400, String(error))]);
+      const [status, body] = await this.answer(request).catch((error: unknown): [number, Body] => [
+        400,
+        problem(400, String(error)),
+      ]);
       const type = status < 300 ? "application/json" : "application/problem+json";
       response.writeHead(status, { "content-type": type }).end(JSON.stringify(body));
     });
@@ -67,9 +70,18 @@ export class SimulatedServer {
     const state = stateOf(body);
     const { action, logProb, probabilities } = this.learner.act(state, body["greedy"] === true);
     const mutation = MUTATIONS[action] as Mutation;
-    const made = typeof body["prompt"] === "string" ? { prompt: this.world.step(body["prompt"], mutation).prompt } : {};
+    const made =
+      typeof body["prompt"] === "string" ? { prompt: this.world.step(body["prompt"], mutation).prompt } : {};
     const propensity = probabilities[action];
-    return { action, mutation, log_prob: logProb, value: this.learner.value(state), propensity, probabilities: named(probabilities), ...made };
+    return {
+      action,
+      mutation,
+      log_prob: logProb,
+      value: this.learner.value(state),
+      propensity,
+      probabilities: named(probabilities),
+      ...made,
+    };
   }
 
   private store(body: Body): Body {

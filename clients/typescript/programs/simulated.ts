@@ -20,7 +20,8 @@ const stats = await trainer.train(prompts, {
   updateInterval: 20,
   onProgress({ episode, numEpisodes, avgReward, update }) {
     const line = `episode ${String(episode).padStart(3)}/${numEpisodes}  reward ${avgReward.toFixed(2).padStart(5)} ${bar(avgReward / 1.3)}`;
-    if (update) progress(`${line}  entropy ${update.entropy.toFixed(2)}`, episode === numEpisodes, episode % 40 === 0);
+    if (update)
+      progress(`${line}  entropy ${update.entropy.toFixed(2)}`, episode === numEpisodes, episode % 40 === 0);
   },
 });
 const seconds = (performance.now() - began) / 1000;
@@ -31,7 +32,9 @@ const rl = trainer.interface;
 const version = await rl.saveCheckpoint();
 console.log(`saved as ${version}; loaded again: ${await rl.loadCheckpoint(version)}`);
 for (const prompt of prompts.slice(0, 3)) {
-  const [[mutation, share] = ["", 0]] = Object.entries(await rl.getDistribution(prompt)).sort(([, a], [, b]) => b - a);
+  const [[mutation, share] = ["", 0]] = Object.entries(await rl.getDistribution(prompt)).sort(
+    ([, a], [, b]) => b - a,
+  );
   console.log(`\n  ${prompt}\n→ ${mutation} (${(100 * share).toFixed(0)} %)`);
 }
 server.stop();

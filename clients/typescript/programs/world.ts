@@ -1,14 +1,36 @@
 /** A small world of prompts: each has defects, and each of the five mutations mends one kind of defect. */
 
-export const MUTATIONS = ["try-catch-style", "context-reduction", "expansion", "constraint-addition", "task-decomposition"] as const;
+export const MUTATIONS = [
+  "try-catch-style",
+  "context-reduction",
+  "expansion",
+  "constraint-addition",
+  "task-decomposition",
+] as const;
 export type Mutation = (typeof MUTATIONS)[number];
 
 /** What a mutation that mends a defect is worth, and what one that mends nothing costs. */
 export const MENDED = 1;
 export const USELESS = -0.25;
 
-const TOPICS = ["invoices", "a login page", "our newsletter", "sales figures", "a travel plan", "unit tests", "an interview", "sensor data"];
-const PLACES = ["for the web shop", "for new colleagues", "for the board", "in the mobile app", "for the summer campaign", "in the archive"];
+const TOPICS = [
+  "invoices",
+  "a login page",
+  "our newsletter",
+  "sales figures",
+  "a travel plan",
+  "unit tests",
+  "an interview",
+  "sensor data",
+];
+const PLACES = [
+  "for the web shop",
+  "for new colleagues",
+  "for the board",
+  "in the mobile app",
+  "for the summer campaign",
+  "in the archive",
+];
 
 type Text = (topic: string, place: string) => string;
 
@@ -20,8 +42,10 @@ const DEFECTS: Record<Mutation, readonly Text[]> = {
     (topic, place) => `Load the attached table of ${topic} ${place} and count its columns.`,
   ],
   "context-reduction": [
-    (topic, place) => `By the way, we moved offices last year and the coffee is better now. Anyway, write about ${topic} ${place}. As I said, the coffee is better.`,
-    (topic, place) => `Last year we moved offices, anyway. Our coffee machine broke, by the way. Describe ${topic} ${place}, as I said.`,
+    (topic, place) =>
+      `By the way, we moved offices last year and the coffee is better now. Anyway, write about ${topic} ${place}. As I said, the coffee is better.`,
+    (topic, place) =>
+      `Last year we moved offices, anyway. Our coffee machine broke, by the way. Describe ${topic} ${place}, as I said.`,
     (topic, place) => `Anyway, as I said last year, by the way, the offices are nice. Summarise ${topic} ${place}.`,
   ],
   expansion: [(topic) => `Fix ${topic}.`, (topic) => `Improve ${topic}.`, (topic) => `Do ${topic}.`],
@@ -31,15 +55,21 @@ const DEFECTS: Record<Mutation, readonly Text[]> = {
     (topic, place) => `Give me any text you like on ${topic} ${place}, in any style.`,
   ],
   "task-decomposition": [
-    (topic, place) => `Collect ${topic} ${place}, then compare them, then draft a report, and finally plan the next steps.`,
-    (topic, place) => `First gather ${topic} ${place}, then rank them, then write a summary, and finally send a plan.`,
+    (topic, place) =>
+      `Collect ${topic} ${place}, then compare them, then draft a report, and finally plan the next steps.`,
+    (topic, place) =>
+      `First gather ${topic} ${place}, then rank them, then write a summary, and finally send a plan.`,
     (topic, place) => `Find ${topic} ${place}, then sort them, then explain them, and finally draft the plan.`,
   ],
 };
 
 const MENDING: Record<Mutation, (text: string) => string> = {
   "try-catch-style": (text) => `${text}\nIf something is missing, say what, and stop.`,
-  "context-reduction": (text) => text.split(/(?<=\.)\s+/).filter((one) => !/coffee|offices/.test(one)).join(" ") || text,
+  "context-reduction": (text) =>
+    text
+      .split(/(?<=\.)\s+/)
+      .filter((one) => !/coffee|offices/.test(one))
+      .join(" ") || text,
   expansion: (text) => `${text}\nSay what you changed and why, with one example.`,
   "constraint-addition": (text) => `${text}\nAt most 200 words, as plain text.`,
   "task-decomposition": (text) => `${text}\nWork in numbered steps, one at a time.`,
@@ -55,7 +85,9 @@ export class PromptWorld {
   prompt(isHeldOut = false): string {
     const first = this.pick(MUTATIONS);
     const second = this.pick(MUTATIONS);
-    const wanted = new Set<Mutation>(this.random() < 0.7 || first === "expansion" || second === "expansion" ? [first] : [first, second]);
+    const wanted = new Set<Mutation>(
+      this.random() < 0.7 || first === "expansion" || second === "expansion" ? [first] : [first, second],
+    );
     const text = [...wanted].map((defect) => this.text(defect, isHeldOut)).join(" ");
     this.defects.set(text, wanted);
     return text;

@@ -6,7 +6,7 @@ import { ConfigError, EtudeError } from "./errors.js";
 import { type EtudeEvent, type EventsOptions, follow } from "./events.js";
 import type { Option } from "./offer.js";
 import { type Entry, MemoryStore, Outbox } from "./outbox.js";
-import type { SelectedAction, SelectedMutation } from "./rl.js";
+import type { SelectedMutation } from "./rl.js";
 import { Canary, Experiments, Jobs, Models } from "./resources.js";
 import { type ChoiceOptions, type Chosen, type KnownOutcome, Task, type TaskOptions } from "./task.js";
 import { newId, snapshot } from "./values.js";
@@ -40,11 +40,14 @@ export type Report = Omit<FeedbackGiven, "id" | "event" | "time">;
 export type Reported = (FeedbackStored & { waiting: false }) | { waiting: true };
 
 type Part<R extends keyof Routes, P extends string> = Routes[R] extends Record<P, infer T> ? { [K in P]: T } : unknown;
-type MaybePart<R extends keyof Routes, P extends string> = Routes[R] extends Record<P, infer T> ? { [K in P]?: T } : unknown;
+type MaybePart<R extends keyof Routes, P extends string> =
+  Routes[R] extends Record<P, infer T> ? { [K in P]?: T } : unknown;
 /** What a route takes, by where it is: `path`, `query`, `body`. */
 export type Asking<R extends keyof Routes> = Part<R, "path"> & MaybePart<R, "query"> & Part<R, "body">;
 export type Answer<R extends keyof Routes> = Routes[R]["answer"];
-type Paged = { [R in keyof Routes]: Answer<R> extends { rows: unknown[]; next: string | null } ? R : never }[keyof Routes];
+type Paged = {
+  [R in keyof Routes]: Answer<R> extends { rows: unknown[]; next: string | null } ? R : never;
+}[keyof Routes];
 type Row<R extends Paged> = Answer<R> extends { rows: (infer T)[] } ? T : never;
 
 export class EtudeClient {
@@ -63,7 +66,12 @@ export class EtudeClient {
   /** ConfigError if an option is wrong. Nothing connects before the first call. */
   constructor(options: ClientOptions = {}) {
     const { url = platform.environment("ETUDE_URL") ?? "http://127.0.0.1:8765" } = options;
-    const { apiKey = platform.environment("ETUDE_API_KEY"), timeoutMs = 10_000, decideTimeoutMs = 200, retries = 3 } = options;
+    const {
+      apiKey = platform.environment("ETUDE_API_KEY"),
+      timeoutMs = 10_000,
+      decideTimeoutMs = 200,
+      retries = 3,
+    } = options;
     for (const [name, value] of Object.entries({ timeoutMs, decideTimeoutMs, retries })) {
       if (!(value > 0 || (name === "retries" && value === 0)) || value > 2 ** 31 - 1) {
         throw new ConfigError(`${name} is ${value}: expected a positive number`);
@@ -71,7 +79,14 @@ export class EtudeClient {
     }
     const fetch = options.fetch ?? globalThis.fetch.bind(globalThis);
     this.log = options.log ?? ((message) => console.warn(message));
-    this.connection = new Connection({ url, apiKey, timeoutMs, retries, fetch, anyVersion: options.anyVersion ?? false });
+    this.connection = new Connection({
+      url,
+      apiKey,
+      timeoutMs,
+      retries,
+      fetch,
+      anyVersion: options.anyVersion ?? false,
+    });
     this.url = this.connection.url;
     this.deciding = new Deciding(this.connection, decideTimeoutMs, this.log);
     const folder = options.outbox ?? (platform.outboxFolder && `${platform.outboxFolder}-${digits(this.url)}`); // of one server
@@ -146,14 +161,18 @@ export class EtudeClient {
   /** A mutation for a prompt by the policy that learns them, and the prompt that it makes of it. */
   async selectMutation(prompt: string, options: { greedy?: boolean } & Call = {}): Promise<SelectedMutation> {
     const { greedy = false, ...call } = options;
-    const given = await this.post<SelectedAction>("/select_action", { prompt, greedy }, call);
+    const given = await this.call("POST /select_action", { body: { prompt, greedy } }, call);
     return { ...given, prompt: given.prompt ?? prompt };
   }
 
   /** Any route, by its method and path, with the types of the API. */
   async call<R extends keyof Routes>(route: R, asking: Asking<R>, call: Call = {}): Promise<Answer<R>> {
     const [method, template] = route.split(" ") as ["GET" | "POST", string];
-    const { path = {}, query, body } = asking as { path?: Record<string, string | number>; query?: Query; body?: unknown };
+    const {
+      path = {},
+      query,
+      body,
+    } = asking as { path?: Record<string, string | number>; query?: Query; body?: unknown };
     const url = template.replace(/{(\w+)}/g, (_, name: string) => encodeURIComponent(String(path[name] ?? "")));
     if (method === "GET") return await this.connection.ask(method, url, { ...call, query });
     return await this.post(url, body, call, template === "/v1/decisions");
@@ -164,7 +183,10 @@ export class EtudeClient {
     let cursor: string | null = null;
     do {
       const query: Query = { ...(asking as { query?: Query }).query, ...(cursor === null ? {} : { cursor }) };
-      const page = (await this.call(route, { ...(asking as object), query } as Asking<R>, call)) as { rows: Row<R>[]; next: string | null };
+      const page = (await this.call(route, { ...(asking as object), query } as Asking<R>, call)) as {
+        rows: Row<R>[];
+        next: string | null;
+      };
       yield* page.rows;
       cursor = page.next;
     } while (cursor !== null);
@@ -193,7 +215,9 @@ export class EtudeClient {
       return true;
     } catch (error) {
       // The agent has done its work: it does not fail because its record could not be kept.
-      this.log(`etude: the task ${made.id} is not stored: ${error instanceof Error ? error.message : String(error)}`);
+      this.log(
+        `etude: the task ${made.id} is not stored: ${error instanceof Error ? error.message : String(error)}`,
+      );
       return false;
     }
   }
@@ -218,7 +242,8 @@ export class OneChoice {
 
   /** Report what happened, once; then the task is sent. Whether it is kept. */
   async outcome(known: KnownOutcome): Promise<boolean> {
-    if (this.isReported) throw new EtudeError(`the outcome of ${this.id} is reported already: rate it with feedback`);
+    if (this.isReported)
+      throw new EtudeError(`the outcome of ${this.id} is reported already: rate it with feedback`);
     this.isReported = true;
     this.task.outcome({ success: null, ...known });
     return await this.task.end();

@@ -1,6 +1,15 @@
 /** Requests to the server, with a limit of time, retries where they do no harm, and typed errors. */
 import type { Problem } from "./api.js";
-import { ConfigError, EtudeError, NotEtude, Refused, ServerAway, TimedOut, VersionMismatch, refusal } from "./errors.js";
+import {
+  ConfigError,
+  EtudeError,
+  NotEtude,
+  Refused,
+  ServerAway,
+  TimedOut,
+  VersionMismatch,
+  refusal,
+} from "./errors.js";
 import { VERSION, understands } from "./version.js";
 
 /** Options of one call. */
@@ -47,7 +56,9 @@ export class Connection {
     this.url = checkedUrl(options.url);
     const key = options.apiKey;
     if (key !== undefined && !/^[\x21-\x7e]+$/.test(key)) {
-      throw new ConfigError("apiKey has characters that no API key has: give it as `etude keys create` printed it");
+      throw new ConfigError(
+        "apiKey has characters that no API key has: give it as `etude keys create` printed it",
+      );
     }
   }
 
@@ -142,7 +153,11 @@ export class Connection {
     }
     if (response.status < 500 && response.status !== 429) throw this.notEtude(response.status);
     // Gateways answer for a server that is away.
-    return { title: response.statusText || "Refused", status: response.status, detail: `${this.url} is not available` };
+    return {
+      title: response.statusText || "Refused",
+      status: response.status,
+      detail: `${this.url} is not available`,
+    };
   }
 
   private notEtude(status: number): NotEtude {

@@ -2,7 +2,16 @@
 import type { DecisionAsked, DecisionGiven, LoggedDecision } from "./api.js";
 import { Breaker } from "./breaker.js";
 import type { Call, Connection } from "./connection.js";
-import { BadRequest, EtudeError, Forbidden, NotEtude, Refused, TimedOut, Unauthorized, VersionMismatch } from "./errors.js";
+import {
+  BadRequest,
+  EtudeError,
+  Forbidden,
+  NotEtude,
+  Refused,
+  TimedOut,
+  Unauthorized,
+  VersionMismatch,
+} from "./errors.js";
 import type { Offer, Option } from "./offer.js";
 
 /** A decision, with its log entries. */
@@ -50,11 +59,17 @@ export class Deciding {
   }
 
   private async answered(asked: DecisionAsked, timeoutMs: number, signal: AbortSignal | undefined): Promise<Decided> {
-    if (!this.breaker.admits()) throw new ServerPaused("it failed several times, and is tried again in some seconds");
+    if (!this.breaker.admits())
+      throw new ServerPaused("it failed several times, and is tried again in some seconds");
     const body = { ...asked, timeout_ms: SHARE * timeoutMs };
     try {
       // A second decision that the server may have logged is replaced when the whole task arrives.
-      const given = await this.connection.ask<DecisionGiven>("POST", "/v1/decisions", { body, timeoutMs, signal, repeatable: true });
+      const given = await this.connection.ask<DecisionGiven>("POST", "/v1/decisions", {
+        body,
+        timeoutMs,
+        signal,
+        repeatable: true,
+      });
       this.breaker.succeeded();
       return { ...given, logged: given.logged ?? [] };
     } catch (error) {
@@ -74,7 +89,9 @@ export class Deciding {
     if (!this.warned.has(what)) this.log(`etude: ${asked.problem}: the default was given: ${error.message}`);
     this.warned.add(what);
     const made = { problem: asked.problem, action: offer.usual, propensity: 1, policy: DEFAULT };
-    const logged = [{ ...made, at_ms: asked.at_ms ?? 0, context: asked.context, eligible: [...offer.eligible.values()] }];
+    const logged = [
+      { ...made, at_ms: asked.at_ms ?? 0, context: asked.context, eligible: [...offer.eligible.values()] },
+    ];
     return { ...made, id: null, fallback, logged };
   }
 }

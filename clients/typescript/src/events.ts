@@ -52,7 +52,13 @@ export async function* follow(connection: Connection, options: EventsOptions): A
 
 function isPassing(error: unknown): boolean {
   const isRefused = error instanceof Refused && !(error instanceof ServerFailed || error instanceof RateLimited);
-  return !isRefused && (error instanceof Refused || error instanceof ServerAway || error instanceof TimedOut || error instanceof TypeError);
+  return (
+    !isRefused &&
+    (error instanceof Refused ||
+      error instanceof ServerAway ||
+      error instanceof TimedOut ||
+      error instanceof TypeError)
+  );
 }
 
 async function* eventsIn(response: Response, heard: () => void): AsyncGenerator<EtudeEvent> {

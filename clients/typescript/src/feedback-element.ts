@@ -73,11 +73,18 @@ export class EtudeFeedback extends Base {
     if (this.asks("thumbs")) group.append(this.thumb("up"), this.thumb("down"));
     if (this.asks("stars")) for (let n = 1; n <= 5; n++) group.append(this.star(n));
     if (this.asks("comment")) {
-      const box = made("textarea", { part: "comment", rows: "2", maxlength: "2000", placeholder: this.words.comment, "aria-label": this.words.comment });
+      const box = made("textarea", {
+        part: "comment",
+        rows: "2",
+        maxlength: "2000",
+        placeholder: this.words.comment,
+        "aria-label": this.words.comment,
+      });
       box.addEventListener("input", () => (this.rating.comment = (box as HTMLTextAreaElement).value));
       group.append(box);
     }
-    if (!this.sendsAtOnce) group.append(this.button("send", this.words.send, () => void this.send(), this.words.send));
+    if (!this.sendsAtOnce)
+      group.append(this.button("send", this.words.send, () => void this.send(), this.words.send));
     group.addEventListener("keydown", (event) => this.move(event as KeyboardEvent, group));
     root.adoptedStyleSheets = [sheet()]; // a page's content security policy refuses <style>
     root.replaceChildren(group, made("span", { part: "status", role: "status" }));
@@ -92,11 +99,21 @@ export class EtudeFeedback extends Base {
   }
 
   private thumb(which: "up" | "down"): HTMLElement {
-    return this.button(which, this.words[which], () => this.choose({ thumbs: which }), drawn(THUMB, which === "down" ? 180 : 0));
+    return this.button(
+      which,
+      this.words[which],
+      () => this.choose({ thumbs: which }),
+      drawn(THUMB, which === "down" ? 180 : 0),
+    );
   }
 
   private star(n: number): HTMLElement {
-    const button = this.button("star", this.words.star.replace("{n}", `${n}`), () => this.choose({ stars: n }), drawn(STAR));
+    const button = this.button(
+      "star",
+      this.words.star.replace("{n}", `${n}`),
+      () => this.choose({ stars: n }),
+      drawn(STAR),
+    );
     button.dataset["stars"] = `${n}`;
     return button;
   }

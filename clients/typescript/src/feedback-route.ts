@@ -14,7 +14,10 @@ export interface FeedbackRouteOptions {
  * A handler of requests of `<etude-feedback>`, in the form that web servers share: a Request in, a Response out. It
  * passes ratings on and nothing else, and only under ids that the server signed: whoever guesses an id rates nothing.
  */
-export function feedbackRoute(etude: EtudeClient, options: FeedbackRouteOptions = {}): (request: Request) => Promise<Response> {
+export function feedbackRoute(
+  etude: EtudeClient,
+  options: FeedbackRouteOptions = {},
+): (request: Request) => Promise<Response> {
   return async (request) => {
     if (request.method !== "POST") return answer(405, "expected POST");
     const text = await request.text();
@@ -22,11 +25,17 @@ export function feedbackRoute(etude: EtudeClient, options: FeedbackRouteOptions 
     if (given === null) return answer(400, "expected a rating: id, and thumbs, stars or comment");
     try {
       const user = await options.user?.(request);
-      const stored = await etude.feedback(given.id, user === undefined ? given.rating : { ...given.rating, user }, { signal: request.signal });
+      const stored = await etude.feedback(
+        given.id,
+        user === undefined ? given.rating : { ...given.rating, user },
+        { signal: request.signal },
+      );
       return Response.json({ rating: true, waiting: stored.waiting }, { status: 202 });
     } catch (error) {
       if (!(error instanceof EtudeError)) throw error;
-      return error instanceof Refused && [400, 403, 409, 413, 429].includes(error.status) ? answer(error.status, error.detail) : answer(503, "try again later");
+      return error instanceof Refused && [400, 403, 409, 413, 429].includes(error.status)
+        ? answer(error.status, error.detail)
+        : answer(503, "try again later");
     }
   };
 }

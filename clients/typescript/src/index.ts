@@ -11,7 +11,15 @@ export type { Option } from "./offer.js";
 export type { Entry, RefusedEntry } from "./outbox.js";
 export { promptReward, promptScore } from "./prompt-reward.js";
 export { RLInterface } from "./rl.js";
-export type { Episode, PromptReward, RLOptions, SelectedAction, SelectedMutation, TrainingExperience, UpdateResult } from "./rl.js";
+export type {
+  Episode,
+  PromptReward,
+  RLOptions,
+  SelectedAction,
+  SelectedMutation,
+  TrainingExperience,
+  UpdateResult,
+} from "./rl.js";
 export { Task } from "./task.js";
 export type { ChoiceOptions, Chosen, KnownOutcome, TaskOptions } from "./task.js";
 export { RLTrainer } from "./trainer.js";

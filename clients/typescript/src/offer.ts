@@ -14,7 +14,11 @@ const ROUNDING = 1e-6;
 /** The name by which an option is logged. */
 export function optionName(option: unknown): string {
   const name = typeof option === "object" && option !== null ? (option as { name?: unknown }).name : option;
-  return typeof name === "string" ? name.trim() : typeof name === "number" || typeof name === "boolean" ? `${name}` : "";
+  return typeof name === "string"
+    ? name.trim()
+    : typeof name === "number" || typeof name === "boolean"
+     ? `${name}`
+     : "";
 }
 
 export class Offer<T extends Option> {
@@ -33,17 +37,22 @@ export class Offer<T extends Option> {
     options.forEach((option, place) => {
       const name = optionName(option);
       if (!name) throw wrong(`options[${place}]`, "it has no name: expected a text, or an object with `name`");
-      if (byName.has(name)) throw wrong(`options[${place}]`, `a second option is named '${name}': give each its own name`);
+      if (byName.has(name))
+        throw wrong(`options[${place}]`, `a second option is named '${name}': give each its own name`);
       byName.set(name, option);
     });
     this.byName = byName;
     this.eligible = new Map([...byName].filter(([name, option]) => mayBe(name, option, preferences)));
     const [first] = this.eligible.keys();
     if (first === undefined) {
-      throw wrong("preferences", `none of the ${options.length} options may be chosen: offer another, or ask for less`);
+      throw wrong(
+        "preferences",
+        `none of the ${options.length} options may be chosen: offer another, or ask for less`,
+      );
     }
     const wanted = usual === null || usual === undefined ? first : optionName(usual);
-    if (!byName.has(wanted)) throw wrong("default", `'${wanted}' is not among the options ${[...byName.keys()].join(", ")}`);
+    if (!byName.has(wanted))
+      throw wrong("default", `'${wanted}' is not among the options ${[...byName.keys()].join(", ")}`);
     this.usual = this.eligible.has(wanted) ? wanted : first;
   }
 
@@ -67,5 +76,11 @@ function mayBe(name: string, option: Option, wanted: Preferences): boolean {
 
 /** The error of an argument that is wrong, as the server would say it. */
 export function wrong(field: string, detail: string): BadRequest {
-  return new BadRequest({ title: "Bad Request", status: 400, detail, type: "about:blank", errors: [{ field, detail }] });
+  return new BadRequest({
+    title: "Bad Request",
+    status: 400,
+    detail,
+    type: "about:blank",
+    errors: [{ field, detail }],
+  });
 }

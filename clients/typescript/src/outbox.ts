@@ -171,15 +171,24 @@ export class Outbox {
     }
     for (const { name } of group) await this.store.remove(name);
     for (const { name, entry } of group) {
-      this.settle(name, { state: "sent", answer: entry.path === "/v1/feedback" ? (answer as FeedbackStored) : null });
+      this.settle(name, {
+        state: "sent",
+        answer: entry.path === "/v1/feedback" ? (answer as FeedbackStored) : null,
+      });
     }
   }
 
   private async post(group: Waiting[]): Promise<unknown> {
     const [{ entry }] = group as [Waiting];
     const { signal } = this.closing;
-    const asked = { idempotencyKey: entry.id, retries: 1, signal, keepalive: JSON.stringify(entry.body).length < 10_000 };
-    if (entry.path === "/v1/feedback") return await this.connection.ask("POST", entry.path, { ...asked, body: entry.body });
+    const asked = {
+      idempotencyKey: entry.id,
+      retries: 1,
+      signal,
+      keepalive: JSON.stringify(entry.body).length < 10_000,
+    };
+    if (entry.path === "/v1/feedback")
+      return await this.connection.ask("POST", entry.path, { ...asked, body: entry.body });
     const body = { trajectories: group.map((one) => one.entry.body) }; // each is stored once, by its id
     return await this.connection.ask("POST", entry.path, { retries: 1, signal, repeatable: true, body });
   }
@@ -191,7 +200,8 @@ export class Outbox {
 
   /** The server is away, or somebody else is sending: everything waits, and is tried again. */
   private later(error: unknown): void {
-    if (this.failures === 0 && error !== null && !this.closing.signal.aborted) this.log(`etude: not sent, and kept until it is: ${messageOf(error)}`);
+    if (this.failures === 0 && error !== null && !this.closing.signal.aborted)
+      this.log(`etude: not sent, and kept until it is: ${messageOf(error)}`);
     for (const name of [...this.tries.keys()]) this.settle(name, { state: "waiting", error });
     const pauseMs = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** Math.min(this.failures++, 10));
     clearTimeout(this.timer);
@@ -224,7 +234,10 @@ function* groups(found: readonly Waiting[]): Generator<Waiting[]> {
 
 /** Whether the server will never accept it; a key can be corrected, and so can a server. */
 function isFinal(error: unknown): error is Refused {
-  return error instanceof Refused && !(error instanceof Unauthorized || error instanceof RateLimited || error instanceof ServerFailed);
+  return (
+    error instanceof Refused &&
+    !(error instanceof Unauthorized || error instanceof RateLimited || error instanceof ServerFailed)
+  );
 }
 
 function messageOf(error: unknown): string {

@@ -7,7 +7,8 @@ const ASPECTS: readonly ((prompt: string) => number)[] = [
   (prompt) => Math.min(1, words(prompt) / 30), // says enough
   (prompt) => found(prompt, /\b(must|only|at most|at least|exactly|no more than|do not|never)\b/gi, 2), // limits
   (prompt) => found(prompt, /^\s*(\d+[.)]|[-*•])\s/gm, 3), // steps or points
-  (prompt) => found(prompt, /\b(if|when|unless)\b[^.\n]*\b(fails?|cannot|can't|missing|unclear|error|invalid)\b/gi, 1), // what may go wrong
+  (prompt) =>
+    found(prompt, /\b(if|when|unless)\b[^.\n]*\b(fails?|cannot|can't|missing|unclear|error|invalid)\b/gi, 1), // what may go wrong
   (prompt) => Math.min(1, 250 / Math.max(1, words(prompt))), // and not too much
 ];
 

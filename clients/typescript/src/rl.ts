@@ -2,56 +2,26 @@
  * Prompt mutations by a policy that learns them, step by step: select, look at the result, store the experience,
  * update. Every caller trains a policy of its own; what serves others changes by a release alone.
  */
+import type { ExperienceStored, Selected, SessionStep, Updated } from "./api.js";
 import type { Call } from "./connection.js";
 import { EtudeClient, type ClientOptions } from "./client.js";
-import { NotFound } from "./errors.js";
+import { BadRequest, NotFound } from "./errors.js";
 import { wrong } from "./offer.js";
 import type { RunningServer } from "./platform/platform.js";
 import { promptReward } from "./prompt-reward.js";
 import { platform } from "#platform";
 
-/** What `POST /select_action` answers. */
-export interface SelectedAction {
-  /** Number of the mutation. */
-  action: number;
-  mutation: string;
-  log_prob: number;
-  /** Expected reward from here on. */
-  value: number;
-  /** Probability with which the mutation was selected. */
-  propensity: number;
-  /** Probability of each mutation, by name. */
-  probabilities: Record<string, number>;
-  /** The prompt that the mutation makes, if a prompt was given. */
-  prompt?: string;
-}
+/** A mutation, and how it was chosen: what `POST /select_action` answers. */
+export type SelectedAction = Selected;
 
 /** A mutation of a prompt; `prompt` is the prompt that it makes. */
 export type SelectedMutation = SelectedAction & { prompt: string };
 
 /** What is known of one step. Give the prompt, or its embedding. */
-export interface TrainingExperience {
-  prompt?: string;
-  embedding?: readonly number[];
-  action: number;
-  reward: number;
-  log_prob?: number;
-  value?: number;
-  /** Whether the episode is over. */
-  done: boolean;
-  next_embedding?: readonly number[];
-}
+export type TrainingExperience = SessionStep;
 
 /** What an update of the policy did. */
-export interface UpdateResult {
-  policy_loss: number;
-  value_loss: number;
-  entropy: number;
-  approx_kl: number;
-  clip_fraction: number;
-  epochs: number;
-  buffer_size: number;
-}
+export type UpdateResult = { [K in keyof Omit<Updated, "updated">]-?: number };
 
 export interface Episode {
   /** Sum of the rewards. */
@@ -119,9 +89,12 @@ export class RLInterface {
   }
 
   /** A mutation for a prompt that is known by its embedding. */
-  async selectAction(embedding: readonly number[], options: { greedy?: boolean } & Call = {}): Promise<SelectedAction> {
+  async selectAction(
+    embedding: readonly number[],
+    options: { greedy?: boolean } & Call = {},
+  ): Promise<SelectedAction> {
     const { greedy = false, ...call } = options;
-    return await this.client.post("/select_action", { embedding: numbers(embedding), greedy }, call);
+    return await this.client.call("POST /select_action", { body: { embedding: numbers(embedding), greedy } }, call);
   }
 
   /** A mutation for a prompt, and the prompt that it makes. */
@@ -129,15 +102,15 @@ export class RLInterface {
     return await this.client.selectMutation(prompt, options);
   }
 
-  async storeExperience(step: TrainingExperience, call?: Call): Promise<{ stored: boolean; buffer_size: number }> {
+  async storeExperience(step: TrainingExperience, call?: Call): Promise<ExperienceStored> {
     if (!Number.isFinite(step.reward)) throw wrong("reward", `reward is ${step.reward}: expected a finite number`);
-    return await this.client.post("/store_experience", step, call);
+    return await this.client.call("POST /store_experience", { body: step }, call);
   }
 
   /** Learn from what was stored; null while that is too little. */
   async update(call?: Call): Promise<UpdateResult | null> {
-    const { updated, ...found } = await this.client.post<UpdateResult & { updated: boolean }>("/update", {}, call);
-    return updated ? found : null;
+    const { updated, ...found } = await this.client.call("POST /update", { body: {} }, call);
+    return updated ? (found as UpdateResult) : null;
   }
 
   /** Mutate one of the prompts up to so many times, each time what the last mutation made, and store what came out. */
@@ -147,28 +120,41 @@ export class RLInterface {
     if (!(maxSteps >= 1)) throw wrong("maxSteps", `maxSteps is ${maxSteps}: expected 1 or more`);
     const reward = this.options.reward ?? promptReward;
     const episode: Episode = { reward: 0, steps: 0, mutations: [], before, after: before };
-    for (let done = false; !done; ) {
+    for (let now = await this.selectable(before, call); now !== null;) {
       const prompt = episode.after;
-      const { action, mutation, log_prob, value, prompt: next } = await this.selectMutation(prompt, call);
-      const gained = await reward(prompt, next, mutation);
-      done = ++episode.steps >= maxSteps || next === prompt;
-      await this.storeExperience({ prompt, action, reward: gained, log_prob, value, done }, call);
-      episode.mutations.push(mutation);
+      const gained = await reward(prompt, now.prompt, now.mutation);
+      const isLast = ++episode.steps >= maxSteps || now.prompt === prompt;
+      const next = isLast ? null : await this.selectable(now.prompt, call);
+      const { action, log_prob, value } = now;
+      await this.storeExperience({ prompt, action, reward: gained, log_prob, value, done: next === null }, call);
+      episode.mutations.push(now.mutation);
       episode.reward += gained;
-      episode.after = next;
+      episode.after = now.prompt;
+      now = next;
     }
     return episode;
   }
 
+  /** A mutation; null where none makes sense for the prompt. */
+  private async selectable(prompt: string, call: Call): Promise<SelectedMutation | null> {
+    try {
+      return await this.selectMutation(prompt, call);
+    } catch (error) {
+      if (error instanceof BadRequest && error.detail.includes("every mutation is masked")) return null;
+      throw error;
+    }
+  }
+
   /** Register the policy that was trained; its version. */
   async saveCheckpoint(name?: string, call?: Call): Promise<string> {
-    return (await this.client.post<{ version: string }>("/save", name === undefined ? {} : { name }, call)).version;
+    return (await this.client.call("POST /save", { body: name === undefined ? {} : { name } }, call)).version;
   }
 
   /** Continue from a version; false if there is no such version. */
   async loadCheckpoint(version: string, call?: Call): Promise<boolean> {
     try {
-      return (await this.client.post<{ loaded: boolean }>("/load", { version }, call)).loaded;
+      await this.client.call("POST /load", { body: { version } }, call);
+      return true;
     } catch (error) {
       if (error instanceof NotFound) return false;
       throw error;
@@ -178,12 +164,12 @@ export class RLInterface {
   /** Probability of each mutation for a prompt or its embedding, by name. */
   async getDistribution(of: string | readonly number[], call?: Call): Promise<Record<string, number>> {
     const asked = typeof of === "string" ? { prompt: of } : { embedding: numbers(of) };
-    return (await this.client.post<{ probabilities: Record<string, number> }>("/get_distribution", asked, call)).probabilities;
+    return (await this.client.call("POST /get_distribution", { body: asked }, call)).probabilities;
   }
 }
 
-function numbers(embedding: readonly number[]): readonly number[] {
+function numbers(embedding: readonly number[]): number[] {
   const place = embedding.findIndex((one) => !Number.isFinite(one));
   if (place >= 0) throw wrong(`embedding[${place}]`, `it is ${embedding[place]}: expected a finite number`);
-  return embedding;
+  return [...embedding];
 }

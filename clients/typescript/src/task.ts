@@ -50,7 +50,9 @@ export interface Chosen<T> {
 }
 
 /** What is known of the outcome. */
-export type KnownOutcome = Partial<Pick<Outcome, "success" | "cost_usd" | "quality" | "subtasks" | "subtasks_done" | "error">>;
+export type KnownOutcome = Partial<
+  Pick<Outcome, "success" | "cost_usd" | "quality" | "subtasks" | "subtasks_done" | "error">
+>;
 
 /** What a task needs of its client. */
 export interface TaskHost {
@@ -102,7 +104,11 @@ export class Task {
   }
 
   /** Ask the policy of a problem, such as `workflow`. There is no default: it throws if no decision is to be had. */
-  async ask(problem: string, context: unknown, more: { state?: unknown; signal?: AbortSignal } = {}): Promise<Decided> {
+  async ask(
+    problem: string,
+    context: unknown,
+    more: { state?: unknown; signal?: AbortSignal } = {},
+  ): Promise<Decided> {
     const asked = { ...this.about(), problem, context: snapshot(context), state: snapshot(more.state) };
     const given = await this.host.deciding.ask(asked, more.signal);
     this.decisions.push(...given.logged);
@@ -111,7 +117,11 @@ export class Task {
   }
 
   /** Log a decision that was made elsewhere. */
-  decided(name: string, action: unknown, how: { policy: string; propensity?: number; options?: readonly Option[]; context?: unknown }): void {
+  decided(
+    name: string,
+    action: unknown,
+    how: { policy: string; propensity?: number; options?: readonly Option[]; context?: unknown },
+  ): void {
     this.decisions.push({
       problem: name.startsWith(CHOICE) || how.options === undefined ? name : CHOICE + name,
       at_ms: this.ms(),
@@ -171,7 +181,9 @@ export class Task {
     const costs = this.turns.flatMap((turn) => turn.cost_usd ?? []);
     const isCancelled = (error as { name?: unknown } | undefined)?.name === "AbortError";
     const ended: Outcome =
-      error === undefined ? { success: true } : { success: isCancelled ? null : false, ended: isCancelled ? "cancelled" : "failed" };
+      error === undefined
+        ? { success: true }
+        : { success: isCancelled ? null : false, ended: isCancelled ? "cancelled" : "failed" };
     const cost: Outcome = costs.length ? { cost_usd: costs.reduce((sum, one) => sum + one, 0) } : {};
     const why: Outcome = error === undefined ? {} : { error: String(snapshot(error)) };
     const first = this.decisions[0];

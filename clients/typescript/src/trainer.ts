@@ -57,14 +57,38 @@ export class RLTrainer {
 
   /** Train on prompts. An aborted signal ends it; what was learned until then stays on the server. */
   async train(prompts: readonly string[], options?: TrainOptions): Promise<TrainingStats>;
-  async train(prompts: readonly string[], numEpisodes?: number, episodeLength?: number, updateInterval?: number): Promise<TrainingStats>;
-  async train(prompts: readonly string[], given: TrainOptions | number = {}, ...more: number[]): Promise<TrainingStats> {
+  async train(
+    prompts: readonly string[],
+    numEpisodes?: number,
+    episodeLength?: number,
+    updateInterval?: number,
+  ): Promise<TrainingStats>;
+  async train(
+    prompts: readonly string[],
+    given: TrainOptions | number = {},
+    ...more: number[]
+  ): Promise<TrainingStats> {
     const options = typeof given === "number" ? { numEpisodes: given } : given;
-    const { numEpisodes = 100, episodeLength = more[0] ?? 5, updateInterval = more[1] ?? 10, onProgress, ...call }: TrainOptions = options;
+    const {
+      numEpisodes = 100,
+      episodeLength = more[0] ?? 5,
+      updateInterval = more[1] ?? 10,
+      onProgress,
+      ...call
+    }: TrainOptions = options;
     for (const [name, value] of Object.entries({ numEpisodes, episodeLength, updateInterval })) {
-      if (!(Number.isInteger(value) && value >= 1)) throw wrong(name, `${name} is ${value}: expected a whole number from 1`);
+      if (!(Number.isInteger(value) && value >= 1))
+        throw wrong(name, `${name} is ${value}: expected a whole number from 1`);
     }
-    const stats: TrainingStats = { avgReward: 0, firstReward: 0, rewards: [], episodes: 0, steps: 0, updates: 0, lastUpdate: null };
+    const stats: TrainingStats = {
+      avgReward: 0,
+      firstReward: 0,
+      rewards: [],
+      episodes: 0,
+      steps: 0,
+      updates: 0,
+      lastUpdate: null,
+    };
     while (stats.episodes < numEpisodes) {
       const last = await this.interface.trainEpisode(prompts, episodeLength, call);
       const isDue = ++stats.episodes % updateInterval === 0 || stats.episodes === numEpisodes;

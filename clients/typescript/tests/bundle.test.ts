@@ -9,7 +9,14 @@ import { VERSION } from "@etude/client";
 const KB = 1024;
 
 async function bundled(entry: string, platform: "browser" | "node"): Promise<{ text: string; gzip: number }> {
-  const made = await build({ entryPoints: [entry], bundle: true, minify: true, format: "esm", platform, write: false });
+  const made = await build({
+    entryPoints: [entry],
+    bundle: true,
+    minify: true,
+    format: "esm",
+    platform,
+    write: false,
+  });
   const [file] = made.outputFiles;
   assert.ok(file);
   return { text: file.text, gzip: gzipSync(file.contents, { level: 9 }).length };

@@ -2,7 +2,20 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import {
-  BadRequest, ConfigError, Conflict, EtudeClient, Forbidden, NotEtude, NotFound, RateLimited, ServerAway, ServerFailed, TimedOut, TooLarge, Unauthorized, VersionMismatch,
+  BadRequest,
+  ConfigError,
+  Conflict,
+  EtudeClient,
+  Forbidden,
+  NotEtude,
+  NotFound,
+  RateLimited,
+  ServerAway,
+  ServerFailed,
+  TimedOut,
+  TooLarge,
+  Unauthorized,
+  VersionMismatch,
 } from "@etude/client";
 import { understands } from "../src/version.js";
 import { WITHOUT_SERVER, client, eventually, freePort, front, key, refuse, server, stored } from "./etude.js";
@@ -34,25 +47,44 @@ describe("decisions", { skip: WITHOUT_SERVER }, () => {
 
   test("a task is stored as a whole, with what its decisions were", async () => {
     const etude = await client();
-    const seen = await etude.task("answer the customer", { user: "u1", agent: "zero", model: "m-3", conversation: "c1", metadata: { kind: "mail" } }, async (task) => {
-      const chosen = await task.decide("model", { text: "where is it?" }, { options: MODELS, default: "large", quality_weight: 1 });
-      assert.ok(MODELS.includes(chosen.option)); // the very object that was offered
-      task.turn({ observation: "a mail", action: chosen.name, result: { when: new Date(0), n: 1n, odd: Number.NaN }, cost_usd: 0.5 });
-      task.turn({ error: new TypeError("late"), cost_usd: 0.25 });
-      task.decided("route", "b", { policy: "router-7", propensity: 0.25, options: ["a", "b"] });
-      task.outcome({ quality: { judge: 0.75 } });
-      task.feedback({ stars: 4 });
-      assert.match(task.signedId ?? "", new RegExp(`^${task.id}\\.`));
-      return { chosen, id: task.id };
-    });
+    const seen = await etude.task(
+      "answer the customer",
+      { user: "u1", agent: "zero", model: "m-3", conversation: "c1", metadata: { kind: "mail" } },
+      async (task) => {
+        const chosen = await task.decide(
+          "model",
+          { text: "where is it?" },
+          { options: MODELS, default: "large", quality_weight: 1 },
+        );
+        assert.ok(MODELS.includes(chosen.option)); // the very object that was offered
+        task.turn({
+          observation: "a mail",
+          action: chosen.name,
+          result: { when: new Date(0), n: 1n, odd: Number.NaN },
+          cost_usd: 0.5,
+        });
+        task.turn({ error: new TypeError("late"), cost_usd: 0.25 });
+        task.decided("route", "b", { policy: "router-7", propensity: 0.25, options: ["a", "b"] });
+        task.outcome({ quality: { judge: 0.75 } });
+        task.feedback({ stars: 4 });
+        assert.match(task.signedId ?? "", new RegExp(`^${task.id}\\.`));
+        return { chosen, id: task.id };
+      },
+    );
     const { trajectory } = await stored(etude, seen.id);
     const [decision, other] = trajectory.decisions ?? [];
-    assert.deepEqual([decision?.problem, decision?.action, decision?.propensity, decision?.policy], ["choice:model", seen.chosen.name, seen.chosen.propensity, seen.chosen.policy]);
+    assert.deepEqual(
+      [decision?.problem, decision?.action, decision?.propensity, decision?.policy],
+      ["choice:model", seen.chosen.name, seen.chosen.propensity, seen.chosen.policy],
+    );
     assert.deepEqual(decision?.eligible, MODELS);
     assert.deepEqual([other?.problem, other?.action, other?.propensity], ["choice:route", "b", 0.25]);
     assert.deepEqual(trajectory.turns?.[0]?.result, { when: "1970-01-01T00:00:00.000Z", n: "1", odd: null });
     assert.equal(trajectory.turns?.[1]?.error, "TypeError: late");
-    assert.deepEqual([trajectory.outcome?.success, trajectory.outcome?.cost_usd, trajectory.outcome?.quality], [true, 0.75, { judge: 0.75 }]);
+    assert.deepEqual(
+      [trajectory.outcome?.success, trajectory.outcome?.cost_usd, trajectory.outcome?.quality],
+      [true, 0.75, { judge: 0.75 }],
+    );
     assert.deepEqual([trajectory.user, trajectory.agent, trajectory.model], ["u1", "zero", "m-3"]);
     assert.deepEqual(trajectory.feedback, [{ stars: 4 }]);
   });
@@ -67,7 +99,9 @@ describe("decisions", { skip: WITHOUT_SERVER }, () => {
       });
       await assert.rejects(run, (thrown) => thrown === error);
     }
-    const [failed, cancelled] = await Promise.all(ids.map(async (id) => (await stored(etude, id)).trajectory.outcome));
+    const [failed, cancelled] = await Promise.all(
+      ids.map(async (id) => (await stored(etude, id)).trajectory.outcome),
+    );
     assert.deepEqual([failed?.success, failed?.ended, failed?.error], [false, "failed", "RangeError: no ✓"]);
     assert.deepEqual([cancelled?.success ?? null, cancelled?.ended], [null, "cancelled"]);
   });
@@ -79,7 +113,10 @@ describe("decisions", { skip: WITHOUT_SERVER }, () => {
     assert.equal(await tone.task.outcome({ success: false, cost_usd: 0.1 }), true);
     await assert.rejects(tone.task.outcome({ success: true }), /reported already/);
     const { trajectory } = await stored(etude, tone.task.id);
-    assert.deepEqual([trajectory.task, trajectory.user, trajectory.outcome?.success], ["an angry customer", "u7", false]);
+    assert.deepEqual(
+      [trajectory.task, trajectory.user, trajectory.outcome?.success],
+      ["an angry customer", "u7", false],
+    );
     assert.equal((await tone.task.feedback({ stars: 2, user: "u7" })).waiting, false);
   });
 
@@ -95,7 +132,10 @@ describe("errors", { skip: WITHOUT_SERVER }, () => {
   test("each refusal has its class, the server's words and the field", async () => {
     const etude = await client({ retries: 0 });
     const field = async (asked: object) => {
-      const error = await etude.decide(asked as typeof ASKED).then(() => assert.fail(), (found: unknown) => found);
+      const error = await etude.decide(asked as typeof ASKED).then(
+        () => assert.fail(),
+        (found: unknown) => found,
+      );
       assert.ok(error instanceof BadRequest, String(error));
       assert.match(error.requestId, /^[0-9a-f]+$/);
       return error.field;
@@ -112,8 +152,19 @@ describe("errors", { skip: WITHOUT_SERVER }, () => {
   });
 
   test("options that are wrong are refused before anything is sent", async () => {
-    for (const options of [{ url: "nonsense" }, { url: "http://u:p@h" }, { url: "/path" }, { timeoutMs: 0 }, { apiKey: "a b" }, { retries: Number.NaN }]) {
-      assert.throws(() => new EtudeClient({ outbox: "memory", ...options }), ConfigError, JSON.stringify(options));
+    for (const options of [
+      { url: "nonsense" },
+      { url: "http://u:p@h" },
+      { url: "/path" },
+      { timeoutMs: 0 },
+      { apiKey: "a b" },
+      { retries: Number.NaN },
+    ]) {
+      assert.throws(
+        () => new EtudeClient({ outbox: "memory", ...options }),
+        ConfigError,
+        JSON.stringify(options),
+      );
     }
     const etude = await client();
     await etude.task("t", async (task) => {
@@ -126,9 +177,11 @@ describe("errors", { skip: WITHOUT_SERVER }, () => {
 
   test("what is not a server of Etude is named so", async () => {
     const before = await front();
-    before.fault = (_request, response) => response.writeHead(200, { "content-type": "text/html" }).end("<h1>hello</h1>");
+    before.fault = (_request, response) =>
+      response.writeHead(200, { "content-type": "text/html" }).end("<h1>hello</h1>");
     await assert.rejects((await client({ url: before.url })).decide(ASKED), NotEtude);
-    before.fault = (_request, response) => response.writeHead(404, { "content-type": "text/html" }).end("<h1>not found</h1>");
+    before.fault = (_request, response) =>
+      response.writeHead(404, { "content-type": "text/html" }).end("<h1>not found</h1>");
     await assert.rejects((await client({ url: before.url })).decide(ASKED), /does url name `etude serve`/);
   });
 
@@ -136,7 +189,10 @@ describe("errors", { skip: WITHOUT_SERVER }, () => {
     const before = await front({ headers: { "etude-version": "7.1.0" } });
     const logged: string[] = [];
     const etude = await client({ url: before.url, log: (text) => logged.push(text) });
-    const error = await etude.decide(ASKED).then(() => assert.fail(), (found: unknown) => found);
+    const error = await etude.decide(ASKED).then(
+      () => assert.fail(),
+      (found: unknown) => found,
+    );
     assert.ok(error instanceof VersionMismatch);
     assert.deepEqual([error.server, error.client], ["7.1.0", "0.1.0"]);
     assert.match(error.message, /npm install @etude\/client@7\.1/);
@@ -150,8 +206,14 @@ describe("errors", { skip: WITHOUT_SERVER }, () => {
   });
 
   test("versions understand each other by their major, and before 1.0 by their minor number", () => {
-    assert.deepEqual(["0.1.9", "0.2.0", "1.1.0"].map((server) => understands("0.1.0", server)), [true, false, false]);
-    assert.deepEqual(["1.9.0", "2.0.0"].map((server) => understands("1.2.0", server)), [true, false]);
+    assert.deepEqual(
+      ["0.1.9", "0.2.0", "1.1.0"].map((server) => understands("0.1.0", server)),
+      [true, false, false],
+    );
+    assert.deepEqual(
+      ["1.9.0", "2.0.0"].map((server) => understands("1.2.0", server)),
+      [true, false],
+    );
   });
 });
 
@@ -170,12 +232,16 @@ describe("a bad network", { skip: WITHOUT_SERVER }, () => {
   test("retry-after is waited for, and not longer than the call may take", async () => {
     const before = await front();
     let times: number[] = [];
-    before.fault = (_request, response) => (times.push(Date.now()) === 1 ? refuse(response, 429, { "retry-after": "1" }) : undefined);
+    before.fault = (_request, response) =>
+      times.push(Date.now()) === 1 ? refuse(response, 429, { "retry-after": "1" }) : undefined;
     const etude = await client({ url: before.url });
     await etude.decide(ASKED);
     assert.ok((times[1] as number) - (times[0] as number) >= 990);
     times = [];
-    const error = await etude.decide(ASKED, { timeoutMs: 500 }).then(() => assert.fail(), (found: unknown) => found);
+    const error = await etude.decide(ASKED, { timeoutMs: 500 }).then(
+      () => assert.fail(),
+      (found: unknown) => found,
+    );
     assert.ok(error instanceof RateLimited);
     assert.equal(error.retryAfterMs, 1000);
   });
@@ -184,7 +250,9 @@ describe("a bad network", { skip: WITHOUT_SERVER }, () => {
     const etude = await client({ apiKey: await key("decide", "--rate", "1"), retries: 0 });
     const results = await Promise.allSettled(Array.from({ length: 20 }, () => etude.decide(ASKED)));
     const errors = results.flatMap((one) => (one.status === "rejected" ? [one.reason] : []));
-    assert.ok(errors.length > 0 && errors.every((one) => one instanceof RateLimited && (one.retryAfterMs ?? 0) > 0));
+    assert.ok(
+      errors.length > 0 && errors.every((one) => one instanceof RateLimited && (one.retryAfterMs ?? 0) > 0),
+    );
   });
 
   test("a decision that may have been made is asked for again only under a key", async () => {
@@ -223,12 +291,19 @@ describe("a bad network", { skip: WITHOUT_SERVER }, () => {
 
   test("without a server a task has its defaults at once, and the log says why once", async () => {
     const logged: string[] = [];
-    const etude = await client({ url: `http://127.0.0.1:${await freePort()}`, decideTimeoutMs: 200, log: (text) => logged.push(text) });
+    const etude = await client({
+      url: `http://127.0.0.1:${await freePort()}`,
+      decideTimeoutMs: 200,
+      log: (text) => logged.push(text),
+    });
     await assert.rejects(etude.decide(ASKED, { retries: 0 }), ServerAway);
     const began = Date.now();
     for (let i = 0; i < 20; i++) {
       const chosen = await etude.choose("model", "q", { options: MODELS, max_cost_usd: 0.001, default: "large" });
-      assert.deepEqual([chosen.name, chosen.propensity, chosen.policy, chosen.fallback], ["small", 1, "default", "away"]);
+      assert.deepEqual(
+        [chosen.name, chosen.propensity, chosen.policy, chosen.fallback],
+        ["small", 1, "default", "away"],
+      );
       await chosen.task.outcome({ success: true });
     }
     assert.ok(Date.now() - began < 8_000, `${Date.now() - began} ms`);
@@ -252,8 +327,14 @@ describe("a bad network", { skip: WITHOUT_SERVER }, () => {
       assert.equal(chosen.option, "b");
       assert.equal(chosen.fallback, i < 3 ? "slow" : "away");
     }
-    assert.ok(took.slice(0, 3).every((ms) => ms >= 99 && ms < 1_000), took.join());
-    assert.ok(took.slice(3).every((ms) => ms < 50), took.join());
+    assert.ok(
+      took.slice(0, 3).every((ms) => ms >= 99 && ms < 1_000),
+      took.join(),
+    );
+    assert.ok(
+      took.slice(3).every((ms) => ms < 50),
+      took.join(),
+    );
   });
 });
 
@@ -261,7 +342,8 @@ describe("reading and steering", { skip: WITHOUT_SERVER }, () => {
   test("jobs are submitted, listed page by page, shown and cancelled", async () => {
     const etude = await client();
     const made = [];
-    for (let i = 0; i < 3; i++) made.push(await etude.jobs.submit({ problem: "choice", slot: "choice:model", priority: i }));
+    for (let i = 0; i < 3; i++)
+      made.push(await etude.jobs.submit({ problem: "choice", slot: "choice:model", priority: i }));
     const found: string[] = [];
     for await (const job of etude.jobs.all({ limit: 1 })) found.push(job.id);
     assert.ok(made.every((one) => found.includes(one.id)));

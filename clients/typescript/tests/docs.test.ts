@@ -15,14 +15,24 @@ test("the TypeScript of docs/24-typescript.md compiles and runs", { skip: WITHOU
   assert.ok(blocks.length >= 6);
   await mkdir("build/docs", { recursive: true });
   await writeFile("build/docs/page.mts", blocks.join("\n"));
-  const config = { extends: "../../tsconfig.tests.json", compilerOptions: { rootDir: ".", outDir: "out", noUnusedLocals: false }, include: ["page.mts"] };
+  const config = {
+    extends: "../../tsconfig.tests.json",
+    compilerOptions: { rootDir: ".", outDir: "out", noUnusedLocals: false },
+    include: ["page.mts"],
+  };
   await writeFile("build/docs/tsconfig.json", JSON.stringify(config));
-  await run(process.execPath, ["node_modules/typescript/bin/tsc", "-p", "build/docs"]).catch((error: { stdout: string }) => assert.fail(error.stdout));
+  await run(process.execPath, ["node_modules/typescript/bin/tsc", "-p", "build/docs"]).catch(
+    (error: { stdout: string }) => assert.fail(error.stdout),
+  );
   const { url, apiKey } = await server();
   const env = { ...process.env, ETUDE_URL: url, ETUDE_API_KEY: apiKey };
-  const { stdout } = await run(process.execPath, [resolve("build/docs/out/page.mjs")], { cwd: await newFolder(), env });
+  const { stdout } = await run(process.execPath, [resolve("build/docs/out/page.mjs")], {
+    cwd: await newFolder(),
+    env,
+  });
   assert.match(stdout, /^(formal|casual) 1 uniform$|^(formal|casual) [\d.]+ \S+$/m);
   assert.match(stdout, /^options /m);
   assert.match(stdout, /^enough$/m);
   assert.match(stdout, /^202$/m);
+  assert.match(stdout, /^[a-z-]+ [\d.]+ .*adds two numbers/m);
 });

@@ -13,9 +13,13 @@ import { startServer } from "../src/platform/server.js";
 import type { RunningServer } from "../src/platform/platform.js";
 
 const run = promisify(execFile);
-const PYTHON = [process.env["PYTHON_FOR_TESTS"], resolve("../../.venv/bin/python")].find((path) => path && existsSync(path));
+const PYTHON = [process.env["PYTHON_FOR_TESTS"], resolve("../../.venv/bin/python")].find(
+  (path) => path && existsSync(path),
+);
 /** Why tests with a server are skipped; false if they are not. */
-export const WITHOUT_SERVER = PYTHON ? false : "no Python with Etude: run `make setup`, or name one in PYTHON_FOR_TESTS";
+export const WITHOUT_SERVER = PYTHON
+  ? false
+  : "no Python with Etude: run `make setup`, or name one in PYTHON_FOR_TESTS";
 export const COMMAND = [PYTHON ?? "python3", "-m", "etude.cli"];
 
 const folders: string[] = [];
@@ -36,7 +40,13 @@ let started: Promise<RunningServer & { folder: string }> | undefined;
 export async function server(): Promise<RunningServer & { folder: string }> {
   started ??= (async () => {
     const folder = await newFolder();
-    const made = await startServer({ command: COMMAND, port: 0, folder, startTimeoutMs: 180_000, apiKey: undefined });
+    const made = await startServer({
+      command: COMMAND,
+      port: 0,
+      folder,
+      startTimeoutMs: 180_000,
+      apiKey: undefined,
+    });
     cleanups.push(() => made.stop());
     return { ...made, folder };
   })();
@@ -56,7 +66,9 @@ export async function key(role: string, ...more: string[]): Promise<string> {
 async function newKey(role: string, ...more: string[]): Promise<string> {
   const { folder, url } = await server();
   const [program, ...first] = COMMAND as [string, ...string[]];
-  const made = (await run(program, [...first, "keys", "create", "--role", role, ...more], { cwd: folder })).stdout.trim();
+  const made = (
+    await run(program, [...first, "keys", "create", "--role", role, ...more], { cwd: folder })
+  ).stdout.trim();
   const headers = { authorization: `Bearer ${made}` };
   await eventually(async () => (await fetch(`${url}/v1/jobs`, { headers })).status !== 401); // it is read within two seconds
   return made;
@@ -83,7 +95,9 @@ export interface Front {
 }
 
 /** A server before the server, which answers as `fault` says, changes answers, or drops them. */
-export async function front(options: { drop?: (path: string) => boolean; headers?: Record<string, string>; port?: number } = {}): Promise<Front> {
+export async function front(
+  options: { drop?: (path: string) => boolean; headers?: Record<string, string>; port?: number } = {},
+): Promise<Front> {
   const { url } = await server();
   const made: Front = { url: "", requests: [], fault: null, cut: () => undefined, stop: () => undefined };
   const listening: Server = createServer(async (request, response) => {
@@ -92,12 +106,16 @@ export async function front(options: { drop?: (path: string) => boolean; headers
     const path = request.url ?? "";
     made.requests.push({ method: request.method ?? "", path, headers: request.headers, body });
     if ((await made.fault?.(request, response, body)) !== undefined || response.writableEnded) return;
-    const onward = forward(url + path, { method: request.method, headers: { ...request.headers, host: new URL(url).host } }, (answer) => {
-      if (options.drop?.(path)) return void answer.resume().on("end", () => request.socket.destroy());
-      response.writeHead(answer.statusCode ?? 500, { ...answer.headers, ...options.headers });
-      answer.pipe(response);
-      response.on("close", () => onward.destroy());
-    });
+    const onward = forward(
+      url + path,
+      { method: request.method, headers: { ...request.headers, host: new URL(url).host } },
+      (answer) => {
+        if (options.drop?.(path)) return void answer.resume().on("end", () => request.socket.destroy());
+        response.writeHead(answer.statusCode ?? 500, { ...answer.headers, ...options.headers });
+        answer.pipe(response);
+        response.on("close", () => onward.destroy());
+      },
+    );
     onward.on("error", () => response.destroy());
     onward.end(body);
   });

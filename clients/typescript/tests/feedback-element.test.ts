@@ -9,9 +9,21 @@ import { type Browser, type Page, chromium } from "playwright-core";
 import { type EtudeClient, feedbackRoute } from "@etude/client";
 import { WITHOUT_SERVER, client, eventually, key, stored } from "./etude.js";
 
-const CHROMIUM = [process.env["CHROMIUM_FOR_TESTS"], "/usr/bin/chromium", "/usr/bin/chromium-browser"].find((path) => path && existsSync(path));
-const SKIPPED = WITHOUT_SERVER || (CHROMIUM ? false : "no Chromium: install Debian's package `chromium`, or name one in CHROMIUM_FOR_TESTS");
-const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const CHROMIUM = [process.env["CHROMIUM_FOR_TESTS"], "/usr/bin/chromium", "/usr/bin/chromium-browser"].find(
+  (path) => path && existsSync(path),
+);
+const SKIPPED =
+  WITHOUT_SERVER ||
+  (CHROMIUM ? false : "no Chromium: install Debian's package `chromium`, or name one in CHROMIUM_FOR_TESTS");
+const FLAGS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
 /** As strict as pages are: no inline styles, nothing from elsewhere. */
 const POLICY = "default-src 'self'; require-trusted-types-for 'script'";
 if (SKIPPED) console.log(`the feedback component is not tested: ${SKIPPED}`);
@@ -26,8 +38,15 @@ describe("the feedback component", { skip: SKIPPED }, () => {
   const web = createServer(async (request, response) => {
     if (request.method === "GET") {
       const isScript = request.url?.endsWith(".js");
-      const text = isScript ? await script() : '<!doctype html><html lang="en"><title>t</title><script type="module" src="/etude-feedback.js"></script><body></body>';
-      return void response.writeHead(200, { "content-type": isScript ? "text/javascript" : "text/html; charset=utf-8", ...(request.url === "/plain" ? {} : { "content-security-policy": POLICY }) }).end(text);
+      const text = isScript
+        ? await script()
+        : '<!doctype html><html lang="en"><title>t</title><script type="module" src="/etude-feedback.js"></script><body></body>';
+      return void response
+        .writeHead(200, {
+          "content-type": isScript ? "text/javascript" : "text/html; charset=utf-8",
+          ...(request.url === "/plain" ? {} : { "content-security-policy": POLICY }),
+        })
+        .end(text);
     }
     let body = "";
     for await (const part of request) body += String(part);
@@ -58,11 +77,14 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     const { id } = await etude.decide({ problem: "choice:answer", context: "q", options: ["a", "b"] });
     sent.length = status = 0;
     await page.goto(origin);
-    await page.evaluate((all) => {
-      const element = document.createElement("etude-feedback");
-      for (const [name, value] of Object.entries(all)) element.setAttribute(name, value);
-      document.body.append(element);
-    }, { task: id, endpoint: "/feedback", ...attributes });
+    await page.evaluate(
+      (all) => {
+        const element = document.createElement("etude-feedback");
+        for (const [name, value] of Object.entries(all)) element.setAttribute(name, value);
+        document.body.append(element);
+      },
+      { task: id, endpoint: "/feedback", ...attributes },
+    );
     await page.waitForFunction(() => document.querySelector("etude-feedback")?.shadowRoot);
     return id;
   }
@@ -84,8 +106,13 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     await page.getByRole("button", { name: "Good answer" }).click();
     await says("Thank you.");
     assert.equal(await page.getByRole("button", { name: "Good answer" }).getAttribute("aria-pressed"), "true");
-    assert.deepEqual(await page.evaluate(() => (window as unknown as { heard: unknown }).heard), [{ id, thumbs: "up" }]);
-    assert.deepEqual([sent.length, sent[0]?.body, sent[0]?.headers["authorization"]], [1, { id, thumbs: "up" }, undefined]);
+    assert.deepEqual(await page.evaluate(() => (window as unknown as { heard: unknown }).heard), [
+      { id, thumbs: "up" },
+    ]);
+    assert.deepEqual(
+      [sent.length, sent[0]?.body, sent[0]?.headers["authorization"]],
+      [1, { id, thumbs: "up" }, undefined],
+    );
     await page.getByRole("button", { name: "Bad answer" }).click({ force: true }); // it is rated: nothing more is sent
     assert.equal(sent.length, 1);
     const { thumbs, user } = await rated(id);
@@ -97,7 +124,9 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     const id = await shown({ ask: "stars" });
     await page.keyboard.press("Tab");
     for (let i = 0; i < 3; i++) await page.keyboard.press("ArrowRight");
-    const focused = await page.evaluate(() => document.querySelector("etude-feedback")?.shadowRoot?.activeElement?.ariaLabel);
+    const focused = await page.evaluate(
+      () => document.querySelector("etude-feedback")?.shadowRoot?.activeElement?.ariaLabel,
+    );
     assert.equal(focused, "4 of 5 stars");
     assert.equal(sent.length, 0); // moving sends nothing
     await page.keyboard.press("Enter");
@@ -128,7 +157,10 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     status = 0;
     await page.getByRole("button", { name: "Good answer" }).click();
     await says("Thank you.");
-    await page.evaluate((task) => document.querySelector("etude-feedback")?.setAttribute("task", task), `${id.split(".")[0]}.`);
+    await page.evaluate(
+      (task) => document.querySelector("etude-feedback")?.setAttribute("task", task),
+      `${id.split(".")[0]}.`,
+    );
     await page.evaluate((task) => document.querySelector("etude-feedback")?.setAttribute("task", task), id); // a new question
     await page.getByRole("button", { name: "Bad answer" }).click();
     await says("You have rated this already.");
@@ -137,7 +169,15 @@ describe("the feedback component", { skip: SKIPPED }, () => {
   test("an id that Etude did not sign rates nothing", async () => {
     const id = await shown();
     const other = `${id.split(".")[0]}.${"0".repeat(20)}`;
-    for (const body of [{ id: other, thumbs: "up" }, { id: id.split(".")[0], thumbs: "up" }, { id, success: true }, { id, stars: 9 }, { id }, "x", null]) {
+    for (const body of [
+      { id: other, thumbs: "up" },
+      { id: id.split(".")[0], thumbs: "up" },
+      { id, success: true },
+      { id, stars: 9 },
+      { id },
+      "x",
+      null,
+    ]) {
       const answer = await rate(new Request(origin, { method: "POST", body: JSON.stringify(body) }));
       assert.ok([400, 403].includes(answer.status), `${JSON.stringify(body)}: ${answer.status}`);
     }
@@ -149,7 +189,9 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     await shown({ ask: "thumbs stars comment" });
     await page.evaluate(() => {
       const style = new CSSStyleSheet();
-      style.replaceSync("etude-feedback::part(up) { background: rgb(1, 2, 3) } etude-feedback { --etude-chosen: rgb(4, 5, 6) }");
+      style.replaceSync(
+        "etude-feedback::part(up) { background: rgb(1, 2, 3) } etude-feedback { --etude-chosen: rgb(4, 5, 6) }",
+      );
       document.adoptedStyleSheets = [style];
     });
     const up = page.getByRole("button", { name: "Good answer" });
@@ -165,7 +207,9 @@ describe("the feedback component", { skip: SKIPPED }, () => {
     }
     await up.focus();
     await page.keyboard.press("ArrowRight");
-    const outline = await page.getByRole("button", { name: "Bad answer" }).evaluate((button) => getComputedStyle(button).outlineStyle);
+    const outline = await page
+      .getByRole("button", { name: "Bad answer" })
+      .evaluate((button) => getComputedStyle(button).outlineStyle);
     assert.equal(outline, "solid");
     if (process.env["SCREENSHOT_OF_TESTS"]) await page.screenshot({ path: process.env["SCREENSHOT_OF_TESTS"] });
   });
@@ -173,7 +217,14 @@ describe("the feedback component", { skip: SKIPPED }, () => {
   test("the client works in a page, by way of its own server", async () => {
     await page.goto(`${origin}/plain`);
     sent.length = 0;
-    const made = await build({ stdin: { contents: 'export * from "@etude/client"', resolveDir: process.cwd() }, bundle: true, format: "iife", globalName: "etude", platform: "browser", write: false });
+    const made = await build({
+      stdin: { contents: 'export * from "@etude/client"', resolveDir: process.cwd() },
+      bundle: true,
+      format: "iife",
+      globalName: "etude",
+      platform: "browser",
+      write: false,
+    });
     await page.addScriptTag({ content: made.outputFiles?.[0]?.text ?? "" });
     status = 503;
     const found = await page.evaluate(async () => {
@@ -181,17 +232,29 @@ describe("the feedback component", { skip: SKIPPED }, () => {
       const client = new EtudeClient({ url: "/etude", log: () => undefined });
       const chosen = await client.choose("tone", "hello", { options: ["formal", "casual"], default: "casual" });
       await chosen.task.outcome({ success: true });
-      return { option: chosen.option, fallback: chosen.fallback, waiting: (await client.outbox.waiting()).length };
+      return {
+        option: chosen.option,
+        fallback: chosen.fallback,
+        waiting: (await client.outbox.waiting()).length,
+      };
     });
     assert.deepEqual(found, { option: "casual", fallback: "away", waiting: 1 });
-    assert.deepEqual(new Set(sent.map((one) => (one.body["trajectories"] ? "task" : one.body["problem"]))), new Set(["choice:tone", "task"]));
+    assert.deepEqual(
+      new Set(sent.map((one) => (one.body["trajectories"] ? "task" : one.body["problem"]))),
+      new Set(["choice:tone", "task"]),
+    );
   });
 });
 
 let made: Promise<string> | undefined;
 
 async function script(): Promise<string> {
-  made ??= build({ entryPoints: ["dist/feedback-element.js"], bundle: true, minify: true, format: "esm", write: false }).then((found) => found.outputFiles[0]?.text ?? "");
+  made ??= build({
+    entryPoints: ["dist/feedback-element.js"],
+    bundle: true,
+    minify: true,
+    format: "esm",
+    write: false,
+  }).then((found) => found.outputFiles[0]?.text ?? "");
   return await made;
 }
-

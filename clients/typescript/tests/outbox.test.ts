@@ -19,7 +19,12 @@ describe("the outbox", { skip: WITHOUT_SERVER }, () => {
   test("keeps tasks and ratings while the server is away, and sends them in order when it is there", async () => {
     const port = await freePort();
     const folder = await newFolder();
-    const away = await client({ url: `http://127.0.0.1:${port}`, outbox: folder, decideTimeoutMs: 100, log: quiet });
+    const away = await client({
+      url: `http://127.0.0.1:${port}`,
+      outbox: folder,
+      decideTimeoutMs: 100,
+      log: quiet,
+    });
     const ids: string[] = [];
     for (let i = 0; i < 3; i++) {
       const id = await away.task(`task ${i}`, { user: "u1" }, async (task) => {
@@ -73,7 +78,11 @@ describe("the outbox", { skip: WITHOUT_SERVER }, () => {
   test("keeps what the server refuses, with the reason, and sends it again when that is over", async () => {
     const folder = await newFolder();
     const logged: string[] = [];
-    const wrong = await client({ outbox: folder, apiKey: await key("decide", "--tenant", "acme"), log: (text) => logged.push(text) });
+    const wrong = await client({
+      outbox: folder,
+      apiKey: await key("decide", "--tenant", "acme"),
+      log: (text) => logged.push(text),
+    });
     const etude = await client({ outbox: folder });
     const { id } = await etude.decide({ problem: "choice:refused", context: "", options: ["a"] });
     await wrong.outbox.add({ id: "f-refused", path: "/v1/feedback", body: { id, success: true } });
@@ -105,12 +114,21 @@ describe("the outbox", { skip: WITHOUT_SERVER }, () => {
 
   test("one entry that is refused stops no other", async () => {
     const etude = await client({ log: quiet });
-    const body = (id: string) => ({ type: "agent.rl.trajectory.v1", id, time: new Date().toISOString(), task: id, problem: "task" });
+    const body = (id: string) => ({
+      type: "agent.rl.trajectory.v1",
+      id,
+      time: new Date().toISOString(),
+      task: id,
+      problem: "task",
+    });
     await etude.outbox.add({ id: "t-good-1", path: "/v1/trajectories", body: body("t-good-1") });
     await etude.outbox.add({ id: "t-bad", path: "/v1/trajectories", body: { ...body("t-bad"), problem: 7 } });
     await etude.outbox.add({ id: "t-good-2", path: "/v1/trajectories", body: body("t-good-2") });
     assert.equal(await etude.outbox.flush(), 0);
-    assert.deepEqual((await etude.outbox.refused()).map((one) => one.entry.id), ["t-bad"]);
+    assert.deepEqual(
+      (await etude.outbox.refused()).map((one) => one.entry.id),
+      ["t-bad"],
+    );
     for (const id of ["t-good-1", "t-good-2"]) assert.equal((await stored(etude, id)).trajectory.id, id);
   });
 
@@ -118,24 +136,28 @@ describe("the outbox", { skip: WITHOUT_SERVER }, () => {
     const { url, apiKey } = await server();
     const folder = await newFolder();
     const program = `
-      import { EtudeClient } from "@etude/client";
-      const etude = new EtudeClient({ url: process.argv[1], apiKey: process.argv[2], outbox: process.argv[3], log() {} });
-      const ids = [];
-      for (let i = 0; i < 5; i++) ids.push(await etude.task("of " + process.pid, (task) => task.id));
-      console.log(ids.join());
-      if (process.argv[4] === "killed") process.kill(process.pid, "SIGKILL");
-      await etude.close(10000);`;
-    const one = (...more: string[]) => run(process.execPath, ["--input-type=module", "-e", program, url, apiKey, folder, ...more]).then(
-      (done) => done.stdout,
-      (error: { stdout: string }) => error.stdout,
-    );
+   import { EtudeClient } from "@etude/client";
+   const etude = new EtudeClient({ url: process.argv[1], apiKey: process.argv[2], outbox: process.argv[3], log() {} });
+   const ids = [];
+   for (let i = 0; i < 5; i++) ids.push(await etude.task("of " + process.pid, (task) => task.id));
+   console.log(ids.join());
+   if (process.argv[4] === "killed") process.kill(process.pid, "SIGKILL");
+   await etude.close(10000);`;
+    const one = (...more: string[]) =>
+      run(process.execPath, ["--input-type=module", "-e", program, url, apiKey, folder, ...more]).then(
+        (done) => done.stdout,
+        (error: { stdout: string }) => error.stdout,
+      );
     const ids = (await Promise.all([one(), one(), one("killed")])).flatMap((text) => text.trim().split(","));
     assert.equal(ids.length, 15);
     const etude = await client({ outbox: folder, log: quiet });
     await eventually(async () => (await etude.outbox.flush()) === 0);
     for (const id of ids) assert.equal((await stored(etude, id)).trajectory.id, id);
     assert.deepEqual(await etude.outbox.refused(), []);
-    assert.deepEqual((await readdir(folder)).filter((name) => !name.startsWith("refused")), []); // no lock, nothing half written
+    assert.deepEqual(
+      (await readdir(folder)).filter((name) => !name.startsWith("refused")),
+      [],
+    ); // no lock, nothing half written
   });
 
   test("a task is not lost in silence where nothing can be written", async () => {
@@ -155,7 +177,10 @@ describe("a folder", () => {
     const store = new FolderStore(folder);
     const name = await store.add({ id: "f-1", path: "/v1/feedback", body: { ok: 1 } });
     await writeFile(join(folder, "000-broken.json"), "{");
-    assert.deepEqual((await store.list(10)).map((one) => one.name), [name]);
+    assert.deepEqual(
+      (await store.list(10)).map((one) => one.name),
+      [name],
+    );
     assert.equal(await readFile(join(folder, "refused", "000-broken.json.unreadable"), "utf8"), "{");
   });
 
@@ -165,7 +190,9 @@ describe("a folder", () => {
     const unlock = await one.lock();
     assert.equal(await other.lock(), null);
     await unlock?.();
-    const { pid } = await run(process.execPath, ["-e", "console.log(process.pid)"]).then((done) => ({ pid: done.stdout.trim() }));
+    const { pid } = await run(process.execPath, ["-e", "console.log(process.pid)"]).then((done) => ({
+      pid: done.stdout.trim(),
+    }));
     await writeFile(join(folder, "sending.lock"), `${pid} 0.5`);
     assert.ok(await other.lock());
   });
@@ -189,7 +216,12 @@ describe("memory", () => {
 
   test("an outbox in memory leaves no folder", async () => {
     const folder = await newFolder();
-    const etude = new EtudeClient({ url: `http://127.0.0.1:${await freePort()}`, outbox: "memory", log: quiet, decideTimeoutMs: 50 });
+    const etude = new EtudeClient({
+      url: `http://127.0.0.1:${await freePort()}`,
+      outbox: "memory",
+      log: quiet,
+      decideTimeoutMs: 50,
+    });
     const here = process.cwd();
     process.chdir(folder);
     try {
@@ -211,16 +243,36 @@ describe("values", () => {
     itself["me"] = itself;
     const deep = Array.from({ length: 500 }).reduce<unknown>((inner) => [inner], "x");
     const odd = {
-      itself, deep, half: "a\ud800b", pair: "😀", n: 10n, nan: Number.NaN, none: undefined, run() {}, symbol: Symbol("s"),
-      when: new Date(0), never: new Date(Number.NaN), map: new Map([["k", new Set([1])]]), bytes: new Uint8Array([1, 2]), error: new Error("bad"),
-      get thrown() { throw new Error("no"); },
+      itself,
+      deep,
+      half: "a\ud800b",
+      pair: "😀",
+      n: 10n,
+      nan: Number.NaN,
+      none: undefined,
+      run() {},
+      symbol: Symbol("s"),
+      when: new Date(0),
+      never: new Date(Number.NaN),
+      map: new Map([["k", new Set([1])]]),
+      bytes: new Uint8Array([1, 2]),
+      error: new Error("bad"),
+      get thrown() {
+        throw new Error("no");
+      },
     };
     assert.equal(snapshot(odd), "<unreadable>");
     const { thrown: _, ...rest } = Object.getOwnPropertyDescriptors(odd);
     const found = snapshot(Object.defineProperties({}, rest)) as Record<string, unknown>;
     assert.deepEqual(found["itself"], { a: 1, me: "<itself>" });
-    assert.deepEqual([found["half"], found["pair"], found["n"], found["nan"], found["symbol"]], ["a\ufffdb", "😀", "10", null, null]);
-    assert.deepEqual([found["when"], found["never"], found["map"], found["bytes"], found["error"]], ["1970-01-01T00:00:00.000Z", null, { k: [1] }, [1, 2], "Error: bad"]);
+    assert.deepEqual(
+      [found["half"], found["pair"], found["n"], found["nan"], found["symbol"]],
+      ["a\ufffdb", "😀", "10", null, null],
+    );
+    assert.deepEqual(
+      [found["when"], found["never"], found["map"], found["bytes"], found["error"]],
+      ["1970-01-01T00:00:00.000Z", null, { k: [1] }, [1, 2], "Error: bad"],
+    );
     assert.ok(!("none" in found) && !("run" in found));
     assert.ok(JSON.stringify(found["deep"]).includes("<too deep>"));
     const value = { list: [1] };

@@ -1,7 +1,16 @@
 /** Prompt training by its names, with the simulated server and, where it has the routes, with a real one. */
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import { ConfigError, EtudeClient, NotFound, RLInterface, RLTrainer, ServerAway, promptReward, promptScore } from "@etude/client";
+import {
+  ConfigError,
+  EtudeClient,
+  NotFound,
+  RLInterface,
+  RLTrainer,
+  ServerAway,
+  promptReward,
+  promptScore,
+} from "@etude/client";
 import { SimulatedServer } from "../programs/simulated-server.js";
 import { MUTATIONS, type Mutation, PromptWorld, seeded } from "../programs/world.js";
 import { COMMAND, WITHOUT_SERVER, client, newFolder, server } from "./etude.js";
@@ -11,7 +20,8 @@ const PROMPT = "Fix the login page.";
 describe("with the simulated server", () => {
   const world = new PromptWorld(seeded(5));
   const simulated = new SimulatedServer(world, seeded(6));
-  const reward = (before: string, _after: string, mutation: string) => world.step(before, mutation as Mutation).reward;
+  const reward = (before: string, _after: string, mutation: string) =>
+    world.step(before, mutation as Mutation).reward;
   let url = "";
   before(async () => {
     url = await simulated.start();
@@ -40,19 +50,30 @@ describe("with the simulated server", () => {
     assert.deepEqual(await rl.getDistribution(PROMPT), before);
     assert.equal(await rl.loadCheckpoint("no-such-version"), false);
     await assert.rejects(rl.selectAction([Number.NaN]), /embedding\[0\]/);
-    await assert.rejects(rl.storeExperience({ prompt: PROMPT, action: 0, reward: Number.NaN, done: true }), /finite/);
+    await assert.rejects(
+      rl.storeExperience({ prompt: PROMPT, action: 0, reward: Number.NaN, done: true }),
+      /finite/,
+    );
   });
 
   test("a trainer learns, shows its progress, and ends when it is told to", async () => {
     const trainer = new RLTrainer({ url, outbox: "memory", reward, random: seeded(1) });
     const prompts = Array.from({ length: 100 }, () => world.prompt());
     const episodes: number[] = [];
-    const stats = await trainer.train(prompts, { numEpisodes: 300, episodeLength: 1, updateInterval: 20, onProgress: (now) => episodes.push(now.episode) });
+    const stats = await trainer.train(prompts, {
+      numEpisodes: 300,
+      episodeLength: 1,
+      updateInterval: 20,
+      onProgress: (now) => episodes.push(now.episode),
+    });
     assert.equal(episodes.length, 300);
     assert.deepEqual([stats.episodes, stats.steps, stats.updates, stats.rewards.length], [300, 300, 15, 300]);
     assert.ok(stats.avgReward > stats.firstReward + 0.3, `${stats.firstReward} … ${stats.avgReward}`);
     const stop = new AbortController();
-    const stopped = trainer.train(prompts, { signal: stop.signal, onProgress: ({ episode }) => episode === 3 && stop.abort() });
+    const stopped = trainer.train(prompts, {
+      signal: stop.signal,
+      onProgress: ({ episode }) => episode === 3 && stop.abort(),
+    });
     await assert.rejects(stopped, { name: "AbortError" });
     await assert.rejects(trainer.train([]), /prompts is empty/);
     await assert.rejects(trainer.train(prompts, 0), /numEpisodes/);
@@ -71,7 +92,13 @@ describe("with the simulated server", () => {
 
 describe("with a real server", { skip: WITHOUT_SERVER }, () => {
   test("a server is started, waited for, and stopped with its key", async () => {
-    const rl = new RLInterface({ command: COMMAND, port: 0, folder: await newFolder(), outbox: "memory", startTimeoutMs: 180_000 });
+    const rl = new RLInterface({
+      command: COMMAND,
+      port: 0,
+      folder: await newFolder(),
+      outbox: "memory",
+      startTimeoutMs: 180_000,
+    });
     await rl.startServer();
     const { url } = rl.client;
     assert.equal((await rl.client.call("GET /ready", {})).status, "ready");
@@ -80,14 +107,26 @@ describe("with a real server", { skip: WITHOUT_SERVER }, () => {
     process.kill(pid, 0);
     await rl.stopServer();
     assert.throws(() => process.kill(pid, 0));
-    await assert.rejects(new EtudeClient({ url, outbox: "memory", retries: 0 }).call("GET /health", {}), ServerAway);
+    await assert.rejects(
+      new EtudeClient({ url, outbox: "memory", retries: 0 }).call("GET /health", {}),
+      ServerAway,
+    );
   });
 
   test("a command that is not there, and a server that cannot start, are named", async () => {
-    await assert.rejects(new RLInterface({ command: ["no-such-etude"], outbox: "memory" }).startServer(), ConfigError);
+    await assert.rejects(
+      new RLInterface({ command: ["no-such-etude"], outbox: "memory" }).startServer(),
+      ConfigError,
+    );
     const { url } = await client();
     const port = Number(new URL(url).port);
-    const rl = new RLInterface({ command: COMMAND, port, folder: await newFolder(), outbox: "memory", apiKey: "etude_any" });
+    const rl = new RLInterface({
+      command: COMMAND,
+      port,
+      folder: await newFolder(),
+      outbox: "memory",
+      apiKey: "etude_any",
+    });
     await assert.rejects(rl.startServer(), /cannot listen there/);
   });
 
@@ -95,12 +134,25 @@ describe("with a real server", { skip: WITHOUT_SERVER }, () => {
     const etude = await client();
     const { paths } = await etude.get<{ paths: Record<string, unknown> }>("/openapi.json");
     if (!("/select_action" in paths)) return t.skip("the server has no routes for prompt training");
-    const trainer = new RLTrainer({ url: etude.url, apiKey: (await server()).apiKey, outbox: "memory", random: seeded(2) });
+    const trainer = new RLTrainer({
+      url: etude.url,
+      apiKey: (await server()).apiKey,
+      outbox: "memory",
+      random: seeded(2),
+    });
     const rl = trainer.interface;
     const mutated = await etude.selectMutation("Write a function that adds two numbers.");
     assert.ok(mutated.propensity > 0 && mutated.prompt.length > 0);
-    assert.deepEqual(Object.keys(await rl.getDistribution("Fix it.")).sort(), [...Object.keys(mutated.probabilities)].sort());
-    const stats = await trainer.train(["Fix the login page.", "Write as much as you like about invoices."], 12, 2, 6);
+    assert.deepEqual(
+      Object.keys(await rl.getDistribution("Fix it.")).sort(),
+      [...Object.keys(mutated.probabilities)].sort(),
+    );
+    const stats = await trainer.train(
+      ["Fix the login page.", "Write as much as you like about invoices."],
+      12,
+      2,
+      6,
+    );
     assert.equal(stats.episodes, 12);
     const version = await rl.saveCheckpoint("of-a-test");
     assert.equal(await rl.loadCheckpoint(version), true);

@@ -48,7 +48,9 @@ export class FolderStore implements Store {
   async refused(): Promise<RefusedEntry[]> {
     const folder = join(this.folder, REFUSED);
     const found = (await this.names(folder)).map(async (name) => {
-      const { reason, ...entry } = JSON.parse(await readFile(join(folder, name), "utf8")) as Entry & { reason: string };
+      const { reason, ...entry } = JSON.parse(await readFile(join(folder, name), "utf8")) as Entry & {
+        reason: string;
+      };
       return { name, entry, reason };
     });
     return await Promise.all(found);

@@ -23,7 +23,8 @@ export async function startServer(options: ServerOptions): Promise<RunningServer
     const stop = async () => {
       await ended(child);
       process.removeListener("exit", end);
-      if (options.apiKey === undefined) await etude(options, "keys", "revoke", apiKey.split("_")[1] ?? "").catch(() => "");
+      if (options.apiKey === undefined)
+        await etude(options, "keys", "revoke", apiKey.split("_")[1] ?? "").catch(() => "");
     };
     return { url, apiKey, pid: child.pid as number, stop };
   } catch (error) {
@@ -52,7 +53,8 @@ async function etude(options: ServerOptions, ...more: string[]): Promise<string>
 
 function notThere(error: unknown, program: string): EtudeError {
   const { code, stderr = "" } = error as { code?: unknown; stderr?: string };
-  if (code !== "ENOENT") return new EtudeError(`${program} failed: ${stderr.slice(-500) || String(error)}`, { cause: error });
+  if (code !== "ENOENT")
+    return new EtudeError(`${program} failed: ${stderr.slice(-500) || String(error)}`, { cause: error });
   const hint = "install it with `pip install 'etude[serve]'`, or give its command, such as [\"/path/to/etude\"]";
   return new ConfigError(`there is no command '${program}': ${hint}`, { cause: error });
 }
@@ -65,7 +67,8 @@ async function untilReady(child: ChildProcess, timeoutMs: number): Promise<strin
   child.on("error", (error) => (failure = notThere(error, child.spawnfile)));
   for (const until = Date.now() + timeoutMs; Date.now() < until; await new Promise((go) => setTimeout(go, LOOK_MS))) {
     if (failure) throw failure;
-    if (child.exitCode !== null) throw new ServerAway(`\`etude serve\` ended before it was ready: ${printed.trim()}`, true);
+    if (child.exitCode !== null)
+      throw new ServerAway(`\`etude serve\` ended before it was ready: ${printed.trim()}`, true);
     const url = /serving at (http\S+?);/.exec(printed)?.[1];
     if (url !== undefined && (await isReady(url))) return url;
   }
