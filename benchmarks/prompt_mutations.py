@@ -55,9 +55,10 @@ def main() -> None:
     given = arguments.parse_args()
     values: dict[str, Any] = {}
     if given.part in ("all", "invariants"):
-        values["random"] = tried_in_parts(given.prompts, given.seed)
         values["readmes"] = tried(readmes(given.folder))
         print(f"readmes: {values['readmes']['prompts']:,}, violations: {_wrong(values['readmes'])}", flush=True)
+        save(NAME, saved() | values)
+        values["random"] = tried_in_parts(given.prompts, given.seed)
     if given.part in ("all", "speed"):
         values["speed"] = speed(readmes(given.folder))
     values = saved() | values
@@ -80,6 +81,7 @@ def tried_in_parts(count: int, seed: int) -> dict[str, Any]:
         for found in pool.map(tried_part, parts):
             total = _added(total, found)
             print(f"random: {total['prompts']:9,} prompts, violations: {_wrong(total)}", flush=True)
+            save(NAME, saved() | {"random": total | {"seconds": round(time.perf_counter() - began, 1)}})
     return total | {"seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -137,7 +139,7 @@ def tried(prompts: Iterable[Prompt]) -> dict[str, Any]:
             if wrong and bad.total() <= SHOWN:
                 print(f"{mutation} of {prompt!r}: {wrong}", flush=True)
     found = {"prompts": count, "refused": refused, "characters": characters, "mutations": (count - refused) * 5}
-    return found | {"changed": dict(changed), "violations": dict(bad)}
+    return found | {"changed": dict(changed), "violations": dict(bad), "wrong": bad.total()}
 
 
 def checked(prompt: Prompt, mutation: str, seed: int, mask: str | None, changed: Counter[str]) -> list[str]:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition
+from typing import TypeVar
 from weakref import WeakSet
 
 from etude.contracts.errors import EtudeError
 from etude.files.durable import make_file, make_folder
 
+T = TypeVar("T")
 PATIENCE_S = 2.0
 """Seconds that a fork waits for connections in use. A thread that forks during its own scan waits in vain, and must not
 continue that scan in the child."""
@@ -73,6 +75,25 @@ class Connections:
                     self._changed.notify_all()
                 if self._closed:
                     self.close()
+
+    def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What a function returns that is called with a connection; `error` says what to do about SQLite's errors."""
+        try:
+            with self.use() as db:
+                return work(db)
+        except sqlite3.Error as cause:
+            raise self._error(f"{self._path}: {advice(cause)}") from cause
+
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The same in one transaction."""
+
+        def transaction(db: sqlite3.Connection) -> T:
+            db.execute("BEGIN IMMEDIATE")
+            found = work(db)
+            db.execute("COMMIT")
+            return found
+
+        return self.do(transaction)
 
     def close(self) -> None:
         self._closed = True

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from etude.adapters.connections import Connections, Step, advice, migrate, run_script
+from etude.adapters.connections import Connections, Step, migrate, run_script
 from etude.contracts.errors import StoreError
 from etude.contracts.live import UNFINISHED, Happened, LiveEvent, Operation
 
-T = TypeVar("T")
 PATIENCE_S = 5.0
 """Seconds that a transaction waits for those of other processes."""
 SCHEMA = """
@@ -34,8 +33,8 @@ class SqliteLive:
     """`contracts.live.LiveState`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._connections = Connections(path, PRAGMAS, error=StoreError, renew=lambda: None, timeout_s=PATIENCE_S)
+        self._do, self._write = self._connections.do, self._connections.write
         self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
 
     def publish(self, events: Sequence[Happened]) -> None:
@@ -94,19 +93,3 @@ class SqliteLive:
 
     def close(self) -> None:
         self._connections.close()
-
-    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def transaction(db: sqlite3.Connection) -> T:
-            db.execute("BEGIN IMMEDIATE")
-            found = work(db)
-            db.execute("COMMIT")
-            return found
-
-        return self._do(transaction)
-
-    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            with self._connections.use() as db:
-                return work(db)
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {advice(error)}") from error

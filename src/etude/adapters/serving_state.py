@@ -5,17 +5,15 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
 
-from etude.adapters.connections import Connections, Step, advice, migrate, run_script
+from etude.adapters.connections import Connections, Step, migrate, run_script
 from etude.contracts.errors import StoreError
 from etude.contracts.serving import OpenRow
 
-T = TypeVar("T")
 PATIENCE_S = 5.0
 """Seconds that a transaction waits for those of other processes."""
 SCHEMA = """
@@ -44,6 +42,8 @@ PRAGMAS = (
 INSERT = "INSERT INTO open_row (trajectory, number, time, body) VALUES "
 ROW = "({0}, (SELECT coalesce(max(number), 0) + {1} FROM open_row WHERE trajectory = {0}), {2}, {3})"
 """A row of a task, after those that it has."""
+NO_ANSWER = b""
+"""The answer of a request that is being answered; a real one is never empty."""
 WINDOW_BITS = 12
 """Size of the window of compression: the options of a choice are alike, and each sync writes whole pages. A larger one
 takes longer to set up than it gains."""
@@ -55,8 +55,8 @@ class SqliteServingState:
     """`contracts.serving.ServingState`. Each call that writes syncs the disk once, however many rows it has."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._connections = Connections(path, PRAGMAS, error=StoreError, renew=lambda: None, timeout_s=PATIENCE_S)
+        self._do, self._write = self._connections.do, self._connections.write
         self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
 
     def open(self, rows: Sequence[OpenRow]) -> None:
@@ -104,16 +104,28 @@ class SqliteServingState:
         if ids:
             self._write(lambda db: db.executemany("DELETE FROM open_row WHERE trajectory = ?", ids))
 
-    def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
-        query = "SELECT request, body FROM answer WHERE caller = ? AND key = ?"
-        found: tuple[bytes, bytes] | None = self._do(lambda db: db.execute(query, (caller, key)).fetchone())
-        return found
+    def claim(
+        self, caller: str, key: str, request: bytes, now: datetime, *, stale: datetime
+    ) -> tuple[bytes, bytes | None] | None:
+        known = "SELECT request, body FROM answer WHERE caller = ? AND key = ? AND (body != ? OR time >= ?)"
+        take = "INSERT OR REPLACE INTO answer VALUES (?, ?, ?, ?, ?)"
 
-    def keep_answer(self, caller: str, key: str, request: bytes, body: bytes, time: datetime) -> bool:
-        values = (caller, key, request, body, time.timestamp())
-        return bool(
-            self._write(lambda db: db.execute("INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?, ?)", values).rowcount)
-        )
+        def claimed(db: sqlite3.Connection) -> tuple[bytes, bytes | None] | None:
+            found = db.execute(known, (caller, key, NO_ANSWER, stale.timestamp())).fetchone()
+            if found is None:
+                db.execute(take, (caller, key, request, NO_ANSWER, now.timestamp()))
+                return None
+            return found[0], found[1] or None
+
+        return self._write(claimed)
+
+    def keep_answer(self, caller: str, key: str, body: bytes) -> None:
+        keep = "UPDATE answer SET body = ? WHERE caller = ? AND key = ?"
+        self._write(lambda db: db.execute(keep, (body, caller, key)))
+
+    def unclaim(self, caller: str, key: str) -> None:
+        drop = "DELETE FROM answer WHERE caller = ? AND key = ? AND body = ?"
+        self._write(lambda db: db.execute(drop, (caller, key, NO_ANSWER)))
 
     def expire(self, before: datetime) -> None:
         def remove(db: sqlite3.Connection) -> None:
@@ -123,9 +135,31 @@ class SqliteServingState:
 
         self._write(remove)
 
-    def rate(self, source: str, day: str) -> int:
-        query = """INSERT INTO rating VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1 RETURNING count"""
-        return int(self._write(lambda db: db.execute(query, (source, day)).fetchone()[0]))
+    def rate(self, rating: str, sources: Mapping[str, int], day: str) -> str | None:
+        known = "SELECT count FROM rating WHERE source = ? AND day = ?"
+        add = "INSERT INTO rating VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1"
+
+        def count(db: sqlite3.Connection) -> str | None:
+            if db.execute(known, (rating, day)).fetchone():
+                return None
+            for source, most in sources.items():
+                found = db.execute(known, (source, day)).fetchone()
+                if found and found[0] >= most:
+                    return source
+            db.executemany(add, [(one, day) for one in (rating, *sources)])
+            return None
+
+        return self._write(count)
+
+    def unrate(self, rating: str, sources: Collection[str], day: str) -> None:
+        less = "UPDATE rating SET count = count - 1 WHERE source = ? AND day = ?"
+        mine = "DELETE FROM rating WHERE source = ? AND day = ?"
+
+        def uncount(db: sqlite3.Connection) -> None:
+            if db.execute(mine, (rating, day)).rowcount:
+                db.executemany(less, [(one, day) for one in sources])
+
+        self._write(uncount)
 
     def keep_models(self, models: Mapping[str, str], time: datetime, *, limit: int) -> None:
         values = [(key, model, time.timestamp()) for key, model in models.items()]
@@ -153,22 +187,6 @@ class SqliteServingState:
 
     def close(self) -> None:
         self._connections.close()
-
-    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def transaction(db: sqlite3.Connection) -> T:
-            db.execute("BEGIN IMMEDIATE")
-            found = work(db)
-            db.execute("COMMIT")
-            return found
-
-        return self._do(transaction)
-
-    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            with self._connections.use() as db:
-                return work(db)
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {advice(error)}") from error
 
 
 @cache

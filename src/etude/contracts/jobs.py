@@ -174,6 +174,8 @@ class DaySummary(Struct, frozen=True, kw_only=True):
     """Longest time from the trigger of a job to its start, in seconds."""
     steps: tuple[str, ...]
     """Steps of releases, in words."""
+    written: Time | None = None
+    """When, by the clock of the loop."""
 
 
 def job_id(key: str) -> str:

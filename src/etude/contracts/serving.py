@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -41,17 +41,27 @@ class ServingState(Protocol):
     def close_tasks(self, trajectories: Sequence[str]) -> None:
         """Remove tasks; one that is not open is no error."""
 
-    def answer(self, caller: str, key: str) -> tuple[bytes, bytes] | None:
-        """The hash of the request and the answer that were kept under an idempotency key."""
+    def claim(
+        self, caller: str, key: str, request: bytes, now: datetime, *, stale: datetime
+    ) -> tuple[bytes, bytes | None] | None:
+        """Take an idempotency key for a request with this hash. None if nobody has it, or had it since `stale` without
+        an answer; else the hash of the request that has it, and its answer, null while there is none."""
 
-    def keep_answer(self, caller: str, key: str, request: bytes, body: bytes, time: datetime) -> bool:
-        """Keep an answer; False if there is one already."""
+    def keep_answer(self, caller: str, key: str, body: bytes) -> None:
+        """Keep the answer to the request that has the key."""
+
+    def unclaim(self, caller: str, key: str) -> None:
+        """Give a key back that has no answer."""
 
     def expire(self, before: datetime) -> None:
         """Remove answers, counts and models of conversations from before."""
 
-    def rate(self, source: str, day: str) -> int:
-        """Count one rating of a source, and return how many there are on this day, this one included."""
+    def rate(self, rating: str, sources: Mapping[str, int], day: str) -> str | None:
+        """Count a rating for each of its sources, unless one of them has had as many on this day as its number says:
+        then it is counted for none, and that source returned. What was counted already is not counted again."""
+
+    def unrate(self, rating: str, sources: Collection[str], day: str) -> None:
+        """Take back the count of a rating that could not be stored."""
 
     def keep_models(self, models: Mapping[str, str], time: datetime, *, limit: int) -> None:
         """Keep the model of each conversation; of more than `limit` conversations, the oldest are removed."""

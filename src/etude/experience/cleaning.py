@@ -158,7 +158,10 @@ def pseudonym(user: str) -> str:
 
 
 def check_id(name: str, value: str) -> None:
-    """EventError for an id that looks like personal data or a secret, since ids are stored and shown unredacted."""
+    """EventError for an id that looks like personal data or a secret, since ids are stored and shown unredacted, and
+    for one that no path can hold."""
+    if value.endswith("\n"):  # the pattern of the schema accepts it
+        raise EventError(f"{name} ends with a line break: leave it out")
     if "@" in value:
         raise EventError(f"{name} holds an '@': give it an id that means nothing elsewhere")
     if next(find_tokens(View(value)), None) is not None:

@@ -48,6 +48,7 @@ from etude.loop.notify import Notices, notice_of_failure, notice_of_refusal, not
 from etude.loop.summary import (
     Render,
     day_file,
+    is_written,
     job_file,
     summarise_day,
     total_cost,
@@ -195,11 +196,7 @@ class Coordinator:
     def stop(self) -> None:
         """End the processes of jobs; they are queued again and resume where they stopped."""
         for claimed in list(self.claimed.values()):
-            if claimed.process is not None:
-                claimed.process.stop()
-            with self.lock:
-                self.claimed.pop(claimed.job.id)
-                self.queue.stop(_with_cost(claimed))
+            _stop(self, claimed)
 
     def resign(self) -> None:
         """Stop, and let another coordinator lead at once."""
@@ -332,7 +329,8 @@ def _look_after(loop: Coordinator, claimed: Claimed) -> list[str]:
     """Start a job, renew its lease with its progress, or settle how it ended."""
     if claimed.process is None:
         try:
-            _prepare(loop, claimed)
+            if not _prepare(loop, claimed):
+                return _lose(loop, claimed)
             claimed.process = loop.runner.start(claimed.job, checkpoint=_checkpoint(loop, claimed.job))
         except (EtudeError, OSError) as error:
             passing = isinstance(error, StoreError | OSError)
@@ -347,20 +345,33 @@ def _look_after(loop: Coordinator, claimed: Claimed) -> list[str]:
         stored = loop.queue.heartbeat(claimed.job, lease_s=loop.config.lease_s)
     if stored is not None and not stored.cancel_requested:
         return []
+    if stored is None:
+        return _lose(loop, claimed)
+    _stop(loop, claimed)
+    return [f"job {claimed.job.id} of {claimed.job.slot} cancelled"]
+
+
+def _lose(loop: Coordinator, claimed: Claimed) -> list[str]:
+    _stop(loop, claimed)
+    return [f"job {claimed.job.id} of {claimed.job.slot} lost to another coordinator"]
+
+
+def _stop(loop: Coordinator, claimed: Claimed) -> None:
     if claimed.process is not None:
         claimed.process.stop()
     with loop.lock:
         loop.claimed.pop(claimed.job.id)
         loop.queue.stop(_with_cost(claimed))
-    return [f"job {claimed.job.id} of {claimed.job.slot} {'cancelled' if stored else 'lost to another coordinator'}"]
 
 
-def _prepare(loop: Coordinator, claimed: Claimed) -> None:
-    """Freeze the dataset of a job that learns from logs, once; and name its run folder."""
+def _prepare(loop: Coordinator, claimed: Claimed) -> bool:
+    """Freeze the dataset of a job that learns from logs, once; and name its run folder. False if the lease was lost.
+
+    Each attempt has names of its own: a coordinator that was frozen may still write what its successor makes again.
+    """
     job, config = claimed.job, loop.config
-    name = job.id
+    name = job.id if job.attempts == 1 else f"{job.id}-{job.attempts}"
     if is_damaged(loop, job):  # what it has is left as it is: a run belongs to one dataset
-        name = f"{job.id}-{job.attempts}"
         job = replace(job, run="", dataset="")
     prepared = replace(job, run=job.run or str(Path(config.runs) / name))
     if job.method == FROM_LOGS and not job.dataset:
@@ -379,7 +390,7 @@ def _prepare(loop: Coordinator, claimed: Claimed) -> None:
         prepared = replace(prepared, dataset=place, dataset_id=manifest.id, data_until=manifest.last)
     with loop.lock:
         claimed.job = prepared
-        loop.queue.heartbeat(prepared, lease_s=config.lease_s)
+        return loop.queue.heartbeat(prepared, lease_s=config.lease_s) is not None
 
 
 def is_damaged(loop: Coordinator, job: Job) -> bool:
@@ -600,9 +611,10 @@ def _cursor(loop: Coordinator, slot: str) -> int:
 
 def summarise(loop: Coordinator) -> list[str]:
     """Write the summary of yesterday, once, if there is anything to say."""
-    day = yesterday(loop.clock())
+    now = loop.clock()
+    day = yesterday(now)
     path = day_file(loop.reports, day)
-    if path.exists() or loop.began() >= day + timedelta(days=1):
+    if is_written(path, now) or loop.began() >= day + timedelta(days=1):
         return []
     releases = loop.releases
     summary = summarise_day(
@@ -611,6 +623,7 @@ def summarise(loop: Coordinator) -> list[str]:
         store=loop.store,
         version=loop.reward_version,
         histories={} if releases is None else {slot: releases.history(slot) for slot in releases.slots()},
+        now=now,
     )
     write_report(path, summary, loop.render)
     return [f"summary of {summary.day} written to {path}"]

@@ -26,8 +26,9 @@ def summarise_day(
     store: ExperienceStore,
     version: int,
     histories: Mapping[str, Sequence[Entry]],
+    now: datetime,
 ) -> DaySummary:
-    """The summary of the day that begins at `day`."""
+    """The summary of the day that begins at `day`, written now."""
     end = day + timedelta(days=1)
 
     def on_that_day(time: datetime | None) -> bool:
@@ -51,6 +52,7 @@ def summarise_day(
             for entry in entries
             if on_that_day(entry.time)
         ),
+        written=now,
     )
 
 
@@ -86,6 +88,17 @@ def yesterday(now: datetime) -> datetime:
 
 def day_file(folder: Path, day: datetime) -> Path:
     return folder / f"{day:%Y-%m-%d}.json"
+
+
+def is_written(path: Path, now: datetime) -> bool:
+    """Whether a summary is there. One that a clock ahead of this one wrote may be of a day that had not ended."""
+    if not path.exists():
+        return False
+    try:
+        written = msgspec.json.decode(path.read_bytes(), type=DaySummary).written
+    except msgspec.DecodeError:  # of a file that somebody edited
+        return False
+    return written is None or written <= now
 
 
 def job_file(folder: Path, job: Job) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -113,6 +113,7 @@ def make_app(server: Server) -> ASGIApp:
         Direct(app, server),
         timeout_s=server.config.request_timeout_s,
         answered=server.answered,
+        version=server.version,
         untimed=frozenset(openai.CALLS),
     )
     return Watched(inner, server.metrics, server.watch)
@@ -147,16 +148,24 @@ async def _refresh(server: Server) -> None:
 
 
 async def _work(server: Server) -> None:
-    """Stores what was published, and tasks whose time is over. A failure is logged, and tried again."""
+    """Stores what was published, and tasks whose time is over. What fails is logged and tried again, and keeps nothing
+    else from being done."""
     while True:
         server.worked_at = monotonic()
-        try:
-            await asyncio.to_thread(server.decisions.close_old)
-            await asyncio.to_thread(server.telemetry.take)
-            await asyncio.to_thread(server.ingest)
-            await asyncio.to_thread(server.state.tidy)
-            server.trouble = ""
-        except EtudeError as error:
-            server.trouble = str(error)
-            log.error("%s", error)
+        steps = (server.decisions.close_old, server.telemetry.take, server.ingest, server.state.tidy)
+        failed = [await _failure(step) for step in steps]
+        server.trouble = next(filter(None, failed), "")
         await asyncio.sleep(TICK_S)
+
+
+async def _failure(step: Callable[[], object]) -> str:
+    """Why a step could not be done; empty if it was."""
+    try:
+        await asyncio.to_thread(step)
+    except EtudeError as error:
+        log.error("%s", error)
+        return str(error)
+    except Exception as error:  # whatever it is, the next steps have nothing to do with it
+        log.exception("the background work failed")
+        return f"{type(error).__name__}: the log says more"
+    return ""

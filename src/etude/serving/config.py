@@ -29,7 +29,9 @@ class ServingConfig:
     requests_per_s: Annotated[float, Gt(0)] = 2000.0
     """Requests per second of one API key, in each process; a key may have its own limit."""
     max_ratings_per_day: Annotated[int, Ge(1)] = 200
-    """Ratings and outcomes per day that one source, a user of an API key, may send: more are refused."""
+    """Ratings per day that one user of an API key may send: more are refused."""
+    max_ratings_per_key: Annotated[int, Ge(1)] = 10_000
+    """Ratings per day that one API key may send, of all its users together: who they are is what it says."""
     datasets: str | None = None
     """Folder for datasets that are created over HTTP, or a prefix below experience.blobs if that is set; null is
     `datasets` in experience.folder."""

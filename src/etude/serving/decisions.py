@@ -7,7 +7,8 @@ the signed id of the answer, and the task becomes a trajectory; without a report
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
@@ -18,25 +19,32 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from etude.contracts.bus import Message
 from etude.contracts.decision import Amount, Decision, DecisionRequest, Expected, LoggedDecision, Name, Preferences
-from etude.contracts.errors import DataError, EtudeError, RequestError
+from etude.contracts.errors import DataError, EtudeError, EventError, RequestError
 from etude.contracts.option import CHOICE
 from etude.contracts.ports import Decider
 from etude.contracts.serving import OpenRow, ServingState
+from etude.contracts.subjects import subject_of
 from etude.contracts.trajectory import Feedback, Id, Share, Stars, Time, Trajectory
+from etude.experience.cleaning import check_id
 from etude.experience.deciders import NoAnswer
 from etude.experience.task import Collector, Offer, new_id, text_in
 from etude.serving.config import ServingConfig
-from etude.serving.ids import SignedIds
+from etude.serving.ids import SignedIds, id_of_tenant
 from etude.serving.journal import Done, Groups, Writer
 from etude.serving.keys import Caller, Role
 from etude.serving.parts import put_together
 from etude.serving.runtime import Runtime
 
+log = logging.getLogger("etude")
+
 MAX_BATCH = 100
 OFFERS, MAX_REMEMBERED, MANY = 64, 1 << 16, 500
 """Lists of options that are remembered as read, the maximum size in bytes of one, and the number of options above which
 a list is read in a thread."""
+LARGE = 1 << 15
+"""Size in bytes of a request above which threads read and redact it: the event loop has others to answer."""
 SWEEP = 500
 """Tasks without an outcome that are stored at a time."""
 
@@ -194,16 +202,17 @@ class Decisions:
         self._opened = Groups(self._open, writer, quick=True)
         self._closed = Groups(self._close, writer, quick=False)
 
-    async def decide(self, asked: DecisionAsked, caller: Caller) -> DecisionGiven:
-        """The decision, durable before it is returned; DataError says what is wrong with the request."""
+    async def decide(self, asked: DecisionAsked, caller: Caller, *, size: int = 0) -> DecisionGiven:
+        """The decision, durable before it is returned; DataError says what is wrong with the request of this size in
+        bytes."""
         now = self.clock()
         keeps = asked.record and self.collector.may_keep(asked.user)
         trajectory = await self._id(asked, caller, now, keeps=keeps)
         problem = self.collector.problem_of(asked.problem)
-        decision, missing = await self.choose(asked, trajectory if keeps else None)
+        decision, missing = await self.choose(asked, trajectory if keeps else None, size=size)
         if keeps:
             task = self._task(asked, caller, trajectory, now, decision)
-            await self._opened.add(_Opened(task, now + self._longer(asked)))
+            await self._write(task, now + self._longer(asked), size)
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
             problem=problem,
@@ -219,13 +228,13 @@ class Decisions:
 
     async def _id(self, asked: DecisionAsked, caller: Caller, now: datetime, *, keeps: bool) -> str:
         """Id of the trajectory that a decision belongs to."""
-        if asked.id is None and asked.trajectory is None:
-            return new_id("t", now, self.rng)
+        if asked.trajectory is not None:
+            check_id("trajectory", asked.trajectory)
         if asked.id is None:
-            assert asked.trajectory is not None
-            if keeps and await asyncio.to_thread(self._is_of_others, asked.trajectory, caller):
-                raise RequestError(f"the task id {asked.trajectory!r} is in use: make another", status=409)
-            return asked.trajectory
+            named = id_of_tenant(asked.trajectory or new_id("t", now, self.rng), caller.tenant)
+            if asked.trajectory and keeps and await asyncio.to_thread(self._is_of_others, named, caller):
+                raise RequestError(f"the task id {named!r} is in use: make another", status=409)
+            return named
         if asked.trajectory is not None:
             raise DataError("id and trajectory are given: the first continues a task, the second names your own")
         trajectory = self.ids.verify(asked.id, caller.tenant)
@@ -239,12 +248,12 @@ class Decisions:
         return timedelta(hours=max(0.0, hours))
 
     async def _decide(
-        self, problem: str, asked: DecisionAsked, trajectory: str | None
+        self, problem: str, asked: DecisionAsked, trajectory: str | None, size: int
     ) -> tuple[Decision, NoAnswer | None]:
         """The decision, and why the policy did not make it, if it did not."""
         timeout_s = (asked.timeout_ms or self.config.decide_timeout_ms) / 1e3
         if problem.startswith(CHOICE):
-            offer = await self._offered(asked)
+            offer = await self._offered(asked, size)
             request = offer.request(
                 asked.context,
                 trajectory=trajectory,
@@ -253,7 +262,7 @@ class Decisions:
                 explain=asked.explain,
                 seed=self.rng.getrandbits(62),
             )
-            answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
+            answer = await self.runtime.ask(problem, request, timeout_s=timeout_s, is_large=size > LARGE)
             return self.collector.settled(problem, request, offer, answer)
         request = DecisionRequest(
             context=asked.context,
@@ -266,7 +275,7 @@ class Decisions:
             conversation=asked.conversation,
             explain=asked.explain,
         )
-        answer = await self.runtime.ask(problem, request, timeout_s=timeout_s)
+        answer = await self.runtime.ask(problem, request, timeout_s=timeout_s, is_large=size > LARGE)
         if isinstance(answer, Decision):
             return answer, None
         if isinstance(answer.error, DataError):
@@ -276,10 +285,10 @@ class Decisions:
             raise RequestError(f"no policy of {problem!r} decides now ({answer.why}): try again later", status=503)
         return await asyncio.to_thread(other.decide, request), answer
 
-    async def _offered(self, asked: DecisionAsked) -> Offer:
+    async def _offered(self, asked: DecisionAsked, size: int) -> Offer:
         """The options of a choice, read once per list: agents offer the same ones again and again."""
         read = partial(Offer, asked.options, default=asked.default, preferences=asked.preferences)
-        if asked.options is not None and len(asked.options) > MANY:
+        if size > LARGE or (asked.options is not None and len(asked.options) > MANY):
             return await asyncio.to_thread(read)
         key = msgspec.json.encode((asked.options, asked.default))
         return self._offer(key, asked.preferences) if len(key) <= MAX_REMEMBERED else read()
@@ -303,9 +312,15 @@ class Decisions:
             metadata={"conversation": asked.conversation} if asked.conversation is not None else None,
         )
 
+    async def _write(self, task: Trajectory, time: datetime, size: int) -> None:
+        """Write a task; a large one is redacted by itself, in a thread."""
+        body = await asyncio.to_thread(self.collector.clean, task) if size > LARGE else None
+        await self._opened.add(_Opened(task, time, body))
+
     def _open(self, group: Sequence[_Opened]) -> Callable[[], Done]:
         """Write decisions; they are searched for personal data as one text."""
-        bodies = self.clean([one.task for one in group])
+        cleaned = iter(self.clean([one.task for one in group if one.body is None]))
+        bodies = [next(cleaned) if one.body is None else one.body for one in group]
         rows = [OpenRow(o.task.id, o.time, b) for o, b in zip(group, bodies, strict=True) if isinstance(b, bytes)]
         errors = [None if isinstance(body, bytes) else body for body in bodies]
 
@@ -315,16 +330,18 @@ class Decisions:
 
         return write
 
-    async def choose(self, asked: DecisionAsked, trajectory: str | None) -> tuple[Decision, NoAnswer | None]:
+    async def choose(
+        self, asked: DecisionAsked, trajectory: str | None, *, size: int = 0
+    ) -> tuple[Decision, NoAnswer | None]:
         """A decision, and why the policy did not make it; nothing is written."""
         problem = self.collector.problem_of(asked.problem)
-        decision, missing = await self._decide(problem, asked, trajectory)
+        decision, missing = await self._decide(problem, asked, trajectory, size)
         self.decided(problem, decision.policy, None if missing is None else missing.reason, decision.propensity)
         return decision, missing
 
     async def open(self, task: Trajectory) -> None:
         """Write a task that waits for its outcome; StoreError if that is not possible."""
-        await self._opened.add(_Opened(task, task.time))
+        await self._write(task, task.time, len(msgspec.json.encode(task)))
 
     async def add(self, part: Trajectory) -> bool:
         """Add what became known of a task; False if it is not open anymore."""
@@ -335,26 +352,33 @@ class Decisions:
         """Store the outcome or the rating of a task; RequestError if it is not the caller's, or known already."""
         if not given.outcome and not given.rates:
             raise DataError("nothing is reported: give success, quality, thumbs, stars or comment")
-        trajectory = await self._named(given, caller)
-        now = self.clock()
-        if given.rates:
-            await asyncio.to_thread(self._count, trajectory, given, caller, f"{now:%Y-%m-%d}")
-        if given.outcome:
+        if given.event is not None:
+            check_id("event", given.event)
+        trajectory, now = await self._named(given, caller), self.clock()
+        if not given.rates:
             await self._closed.add(_Outcome(trajectory, given.outcome, now))
-        rates = given.rates and self.collector.may_keep(given.user)
-        if rates:
-            rating = Feedback(
-                id=given.event or new_id("f", now),
-                time=given.time or now,
-                trajectory_id=trajectory,
-                user=given.user,
-                thumbs=given.thumbs,
-                stars=given.stars,
-                comment=given.comment,
-            )
-            if not await asyncio.to_thread(self.collector.publish, rating):
+            return FeedbackStored(trajectory=trajectory, outcome=True, rating=False)
+        rating = Feedback(
+            id=id_of_tenant(given.event or new_id("f", now), caller.tenant),
+            time=given.time or now,
+            trajectory_id=trajectory,
+            user=given.user,
+            thumbs=given.thumbs,
+            stars=given.stars,
+            comment=given.comment,
+        )
+        sources, day = self._sources(rating, caller), f"{now:%Y-%m-%d}"
+        await asyncio.to_thread(self._count, rating, sources, day)
+        try:
+            if given.outcome:
+                await self._closed.add(_Outcome(trajectory, given.outcome, now))
+            keeps = self.collector.may_keep(given.user)
+            if keeps and not await asyncio.to_thread(self.collector.publish, rating):
                 raise RequestError("nothing can be stored now: send it again later", status=503)
-        return FeedbackStored(trajectory=trajectory, outcome=bool(given.outcome), rating=rates)
+        except BaseException:  # it may come again
+            await asyncio.to_thread(self.state.unrate, f"rating {rating.id}", sources, day)
+            raise
+        return FeedbackStored(trajectory=trajectory, outcome=bool(given.outcome), rating=keeps)
 
     async def _named(self, given: FeedbackGiven, caller: Caller) -> str:
         """The trajectory, by the signed id. What is stored may be rated under its own id by a key that may read it."""
@@ -363,9 +387,11 @@ class Decisions:
         except RequestError:
             if given.outcome or not caller.may(Role.DECIDE):
                 raise
-            if not await asyncio.to_thread(self.stored_of, given.id, caller.tenant):
-                raise
-            return given.id
+            # As the tenant calls it, or as it is stored.
+            for known in dict.fromkeys((id_of_tenant(given.id, caller.tenant), given.id)):
+                if await asyncio.to_thread(self.stored_of, known, caller.tenant):
+                    return known
+            raise
 
     def close(self, trajectory: str, caller: Caller) -> None:
         """Close a task that the caller opened under an id of its own, since all of it was sent now."""
@@ -377,14 +403,26 @@ class Decisions:
         parts = self.state.parts(trajectory, limit=1)
         return bool(parts) and msgspec.json.decode(parts[0], type=Trajectory).tenant != caller.tenant
 
-    def _count(self, trajectory: str, given: FeedbackGiven, caller: Caller, day: str) -> None:
+    def _sources(self, rating: Feedback, caller: Caller) -> dict[str, int]:
+        """Whose influence a rating is, and how many ratings each may send per day: a user on this task, a user, and
+        the API key, since nobody but its holder knows who the users are."""
+        user = blake2b(f"{caller.key}\0{rating.user or ''}".encode(), digest_size=12).hexdigest()
+        config = self.config
+        return {
+            f"{user} {rating.trajectory_id}": 1,
+            user: config.max_ratings_per_day,
+            f"key {caller.key}": config.max_ratings_per_key,
+        }
+
+    def _count(self, rating: Feedback, sources: Mapping[str, int], day: str) -> None:
         """RequestError for a source that sends too much, or rates a task twice."""
-        source = blake2b(f"{caller.key}\0{given.user or ''}".encode(), digest_size=12).hexdigest()
-        limit = self.config.max_ratings_per_day
-        if given.rates and self.state.rate(f"{source} {trajectory}", day) > 1:
-            raise RequestError(f"{trajectory!r} has a rating of this user from today: one counts", status=409)
-        if given.rates and self.state.rate(source, day) > limit:
-            raise RequestError(f"this user has sent {limit:,} ratings today: more do not count", status=429)
+        full = self.state.rate(f"rating {rating.id}", sources, day)
+        if full is None:
+            return
+        if full.endswith(f" {rating.trajectory_id}"):
+            raise RequestError(f"{rating.trajectory_id!r} has a rating of this user from today: one counts", status=409)
+        what = "this API key has" if full.startswith("key ") else "this user has"
+        raise RequestError(f"{what} sent {sources[full]:,} ratings today: more do not count", status=429)
 
     def _close(self, group: Sequence[_Outcome]) -> Callable[[], Done]:
         """Publish tasks as trajectories, and close them."""
@@ -418,12 +456,21 @@ class Decisions:
         now, count = self.clock(), 0
         while old := self.state.waiting(now - timedelta(hours=self.config.open_hours), limit=SWEEP):
             found = self._store([_Outcome(trajectory, {}, now) for trajectory in old])
-            failed = [error for error in found if isinstance(error, EtudeError) and not isinstance(error, RequestError)]
-            if failed:  # a task that another process was faster to close is none
-                raise failed[0]
+            for trajectory, error in zip(old, found, strict=True):
+                if isinstance(error, EventError):
+                    self._bury(trajectory, error)
+                elif error is not None and not isinstance(error, RequestError):  # another process closed that one
+                    raise error
             count += len(old)
         self.state.expire(now - timedelta(days=1))
         return count
+
+    def _bury(self, trajectory: str, error: EventError) -> None:
+        """A task that can never be stored becomes a dead letter: who reads the bus finds the same error in it."""
+        log.error("the task %s cannot be stored and becomes a dead letter: %s", trajectory, error)
+        parts = b"[%b]" % b",".join(self.state.parts(trajectory))
+        self.collector.bus.publish([Message(id=trajectory, subject=subject_of(Trajectory), body=parts)])
+        self.state.close_tasks([trajectory])
 
 
 class _Opened(NamedTuple):
@@ -432,6 +479,8 @@ class _Opened(NamedTuple):
     task: Trajectory
     time: datetime
     """When it begins to wait for its outcome."""
+    body: bytes | None
+    """What is stored of it, if it was encoded and redacted before."""
 
 
 class _Outcome(NamedTuple):

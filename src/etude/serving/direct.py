@@ -53,10 +53,10 @@ class Direct:
                 asked = self._decode(body) if body is not None and not may_be_deep(body) else None
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 asked = None
-            if asked is None:  # the framework says what is wrong with it
+            if asked is None or body is None:  # the framework says what is wrong with it
                 await self._app(scope, _again(read, receive), send)
                 return
-            given = await self._server.decisions.decide(asked, caller)
+            given = await self._server.decisions.decide(asked, caller, size=len(body))
             status, more, kind, answer = 200, dict[str, str](), JSON, self._encode(given)
         except Exception as error:
             status, more, answer = refusal(scope, error)

@@ -1,4 +1,4 @@
-"""Around every request: its id, security headers, and a limit of time."""
+"""Around every request: its id, the server's version, security headers, and a limit of time."""
 
 from __future__ import annotations
 
@@ -25,16 +25,25 @@ HEADERS = {
 }
 """Of every answer that does not set them itself."""
 REQUEST_ID = b"x-request-id"
+VERSION = b"etude-version"
+"""Says which version answers: a client of another one can say so, in place of failing at what it does not know."""
 
 
 class Envelope:
     """A middleware. What is longer than `timeout_s` before its first byte is answered with 503."""
 
     def __init__(
-        self, app: ASGIApp, timeout_s: float, answered: Counter[int], untimed: frozenset[str] = frozenset()
+        self,
+        app: ASGIApp,
+        timeout_s: float,
+        answered: Counter[int],
+        *,
+        version: str,
+        untimed: frozenset[str] = frozenset(),
     ) -> None:
         """`answered` counts requests by their status; `untimed` are paths that have limits of their own."""
         self._app, self._timeout_s, self._answered, self._untimed = app, timeout_s, answered, untimed
+        self._headers = ((VERSION, version.encode()), *HEADERS.items())
         self._rng = Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +53,7 @@ class Envelope:
         request_id = _given_id(scope["headers"]) or f"{self._rng.getrandbits(64):016x}"
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
-        own = [(REQUEST_ID, request_id.encode()), *HEADERS.items()]
+        own = [(REQUEST_ID, request_id.encode()), *self._headers]
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":

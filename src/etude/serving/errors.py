@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from math import ceil
@@ -56,6 +57,8 @@ STATUS: Mapping[type[EtudeError], int] = {
     CheckpointError: 503,
 }
 """The first one that an error is decides; all others are errors of the server."""
+ABSENT = re.compile(r"Object (contains|missing) (?:unknown|required) field `([^`]*)`")
+"""What msgspec says of a field that there is not, or should be."""
 UNREADABLE = (UnicodeDecodeError, RecursionError)
 """What readers of JSON raise besides their own errors."""
 
@@ -68,7 +71,6 @@ REFUSALS = {
     405: "The route has no such method.",
     409: "It was done already, or something else was.",
     413: "The request is too large.",
-    415: "The request is not JSON.",
     429: "Too many requests: wait as long as `retry-after` says.",
     503: "It cannot be done now: try again later.",
 }
@@ -104,6 +106,7 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     """Status, headers and body of the answer to a request that raised this error."""
     status, headers, fields = 500, dict[str, str](), tuple[FieldError, ...]()
     detail = "an unexpected error: the server's log has it under the request id"
+    route = f"{scope['method']} {scope.get('path_template') or scope['path'][:80]}"
     if isinstance(error, RequestError):
         status, detail = error.status, str(error)
         headers = {"retry-after": str(ceil(error.wait_s))} if error.wait_s else {}
@@ -111,8 +114,16 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     elif isinstance(error, HTTPException):
         status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
         fields = _fields(error)
-        if isinstance(error, NotFoundException):
+        if fields:
+            detail = f"{'; '.join(f'{one.field}: {one.detail}' for one in fields)}: GET /openapi.json describes {route}"
+        elif isinstance(error, NotFoundException):
             detail = f"there is no route {scope['path'][:80]!r}: GET /openapi.json describes all; ids have no slashes"
+        elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+            detail = f"{route} does not exist: there is {_allowed(headers)}"
+        elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            detail = "the request is larger than serving.max_body_bytes: send less, or in parts"
+        elif status == HTTPStatus.BAD_REQUEST:
+            detail = f"the body cannot be read: {detail}: expected JSON, as GET /openapi.json describes it for {route}"
     elif isinstance(error, EtudeError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
         detail = str(error) if status != 500 else detail
@@ -121,23 +132,33 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     request_id = scope["state"].get("request_id", "")
     if status >= 500:
         unexpected = error if status == 500 else None
-        route, named = scope.get("path_template", ""), {"request_id": request_id}
-        log.error("request %s: %s %s: %s", request_id, scope["method"], route, detail, exc_info=unexpected, extra=named)
+        template, named = scope.get("path_template", ""), {"request_id": request_id}
+        told = (request_id, scope["method"], template, detail)
+        log.error("request %s: %s %s: %s", *told, exc_info=unexpected, extra=named)
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
     )
     return status, headers, msgspec.json.encode(problem)
 
 
+def _allowed(headers: Mapping[str, str]) -> str:
+    return next((methods for name, methods in headers.items() if name.lower() == "allow"), "no other method")
+
+
 def _fields(error: HTTPException) -> tuple[FieldError, ...]:
     """The fields that a validation names."""
     if not isinstance(error, ValidationException) or not isinstance(error.extra, list):
         return ()
-    found = (one for one in error.extra if isinstance(one, dict))
-    return tuple(
-        FieldError(field=str(one.get("key", "data")).replace("data", "body", 1), detail=str(one.get("message", "")))
-        for one in found
-    )
+    return tuple(_field(one) for one in error.extra if isinstance(one, dict))
+
+
+def _field(found: Mapping[str, Any]) -> FieldError:
+    """The field itself where one is unknown or missing, in place of the object that it should not or should be in."""
+    where, what = str(found.get("key", "data")), str(found.get("message", ""))
+    inside = "" if where == "data" else f"{where}."
+    if named := ABSENT.search(what):
+        return FieldError(field=f"{inside}{named[2]}", detail="is unknown" if named[1] == "contains" else "is missing")
+    return FieldError(field="body" if where == "data" else where, detail=what)
 
 
 def refusals(*statuses: int) -> dict[int, ResponseSpec]:

@@ -107,9 +107,9 @@ def _decisions() -> list[Struct]:
         Problem(
             title="Bad Request",
             status=400,
-            detail="Validation failed for POST /v1/decisions",
+            detail="problem: is missing: GET /openapi.json describes POST /v1/decisions",
             request_id="735621cb1dc78866",
-            errors=(FieldError(field="body", detail="Object missing required field `problem`"),),
+            errors=(FieldError(field="problem", detail="is missing"),),
         ),
     ]
 

@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from etude.contracts.errors import ConfigError
 from etude.serving.app import make_app
+from etude.serving.connections import Connection
 from etude.serving.server import Server
 
 BACKLOG = 2048
@@ -48,6 +49,7 @@ def run_app(server: Server, socket: sockets.socket) -> None:
 def http_server(server: Server) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(server),
+        http=Connection,
         log_config=None,
         ws="none",  # no route takes a WebSocket: a request that asks for one is answered as any other
         access_log=False,

@@ -1,4 +1,5 @@
-"""Signed ids: what an answer carries, so that only who got the answer can report its outcome."""
+"""Ids of what callers send: signed ones, so that only who got an answer can report its outcome; and those of tenants,
+who may choose the same ids."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from etude.files.durable import make_folder, write_file
 
 KEY_FILE = "ids.key"
 DIGITS = 20
+MAX_CHARS = 128
+"""Maximum length of an id."""
 
 
 class SignedIds:
@@ -47,3 +50,19 @@ class SignedIds:
     def _mac(self, id: str, tenant: str | None) -> str:
         text = f"{id}\0{tenant or ''}".encode()
         return blake2b(text, key=self._key, digest_size=DIGITS // 2).hexdigest()
+
+
+def id_of_tenant(id: str, tenant: str | None) -> str:
+    """The id under which is stored what a tenant calls `id`. It ends with a mark of the tenant, so that no tenant can
+    take, or find out, an id of another; an id that has it stays as it is."""
+    if tenant is None:
+        return id
+    mark = f"-{_hash(tenant, 4)}"
+    if id.endswith(mark):
+        return id
+    most = MAX_CHARS - len(mark)
+    return (id if len(id) <= most else f"{id[: most - 17]}-{_hash(id, 8)}") + mark
+
+
+def _hash(text: str, bytes: int) -> str:
+    return blake2b(text.encode(), digest_size=bytes).hexdigest()

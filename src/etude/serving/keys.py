@@ -14,7 +14,7 @@ from time import monotonic
 import msgspec
 from msgspec import Struct
 
-from etude.contracts.errors import DataError, RequestError
+from etude.contracts.errors import DataError, RequestError, StoreError
 from etude.contracts.store import ExperienceStore
 
 KIND = "api_key"
@@ -22,6 +22,8 @@ KIND = "api_key"
 PREFIX = "etude"
 REFRESH_S = 2.0
 """Seconds after which keys that another process created or revoked are known."""
+STALE_S = 300.0
+"""Seconds for which known keys are accepted while the store cannot be read: decisions need nothing else of it."""
 
 
 class Role(StrEnum):
@@ -71,7 +73,7 @@ class Keys:
     ) -> None:
         self._store, self._clock, self._rate = store, clock, requests_per_s
         self._known: dict[str, ApiKey] = {}
-        self._read_at, self._turn = float("-inf"), Lock()
+        self._read_at, self._tried_at, self._turn = float("-inf"), float("-inf"), Lock()
         self._buckets: dict[str, _Bucket] = {}
 
     def create(
@@ -80,6 +82,8 @@ class Keys:
         """A new key, and its text, which is shown once."""
         if tenant is not None and role not in OF_TENANTS:
             raise DataError(f"a key of a tenant has the role {' or '.join(OF_TENANTS)}, not {role}: leave tenant out")
+        if tenant is not None and not (tenant.strip() == tenant and tenant.isprintable() and 0 < len(tenant) <= 256):
+            raise DataError(f"tenant is {tenant[:80]!r}: expected a name of 1 to 256 characters, or leave tenant out")
         id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         text = f"{PREFIX}_{id}_{secret}"
         key = ApiKey(
@@ -109,8 +113,7 @@ class Keys:
 
     def caller(self, text: str) -> Caller:
         """Who a key belongs to; RequestError if it is unknown or revoked, or sends too much."""
-        if monotonic() - self._read_at > REFRESH_S:
-            self.refresh()
+        self._freshen()
         id = text.split("_", 2)[1] if text.startswith(f"{PREFIX}_") and text.count("_") >= 2 else ""
         key = self._known.get(id)
         if key is None or not hmac.compare_digest(key.hash, _hash(text)):
@@ -129,10 +132,22 @@ class Keys:
 
     def is_active(self, id: str) -> bool:
         """Whether a key may still be used; it does not count as a request."""
-        if monotonic() - self._read_at > REFRESH_S:
-            self.refresh()
+        self._freshen()
         key = self._known.get(id)
         return key is not None and key.revoked is None
+
+    def _freshen(self) -> None:
+        """Read the keys again if they are old. StoreError if they are too old, and that is not possible."""
+        now = monotonic()
+        age_s = now - self._read_at
+        is_tried = self._turn.locked() or now - self._tried_at <= REFRESH_S  # by the background work, which logs it
+        if age_s <= REFRESH_S or (age_s <= STALE_S and is_tried):
+            return
+        try:
+            self.refresh()
+        except StoreError:
+            if age_s > STALE_S:
+                raise
 
     def _put(self, key: ApiKey) -> None:
         self._store.put(KIND, key.id, msgspec.json.encode(key))
@@ -141,6 +156,7 @@ class Keys:
     def refresh(self) -> None:
         """Read the keys again."""
         with self._turn:
+            self._tried_at = monotonic()
             found = self._store.documents(KIND)
             self._known = {id: msgspec.json.decode(body, type=ApiKey) for id, body in found.items()}
             self._read_at = monotonic()

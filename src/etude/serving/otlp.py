@@ -11,7 +11,8 @@ import re
 import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -53,6 +54,7 @@ MAX_TEXT_CHARS = 4096
 IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 HEX = re.compile("[0-9a-fA-F]*")
 
+T = TypeVar("T")
 Request = TypeVar("Request", ExportTraceServiceRequest, ExportLogsServiceRequest)
 
 
@@ -98,13 +100,15 @@ def to_json(unmapped: Unmapped) -> bytes:
 def parse_traces(body: bytes, *, content_type: str, content_encoding: str | None, max_bytes: int) -> Received:
     """The content of a request to /v1/traces."""
     request = _request(ExportTraceServiceRequest, body, content_type, content_encoding, max_bytes)
-    sent = [
-        (span, group.resource)
-        for group in request.resource_spans
-        for scope in group.scope_spans
-        for span in scope.spans
-    ]
-    _check_items(len(sent), "spans")
+    sent = _items(
+        "spans",
+        (
+            (span, group.resource)
+            for group in request.resource_spans
+            for scope in group.scope_spans
+            for span in scope.spans
+        ),
+    )
     spans: list[Span] = []
     evaluations: list[Evaluation] = []
     unmapped: list[Unmapped] = []
@@ -131,13 +135,15 @@ def parse_traces(body: bytes, *, content_type: str, content_encoding: str | None
 def parse_logs(body: bytes, *, content_type: str, content_encoding: str | None, max_bytes: int) -> Received:
     """The content of a request to /v1/logs."""
     request = _request(ExportLogsServiceRequest, body, content_type, content_encoding, max_bytes)
-    sent = [
-        (record, group.resource)
-        for group in request.resource_logs
-        for scope in group.scope_logs
-        for record in scope.log_records
-    ]
-    _check_items(len(sent), "log records")
+    sent = _items(
+        "log records",
+        (
+            (record, group.resource)
+            for group in request.resource_logs
+            for scope in group.scope_logs
+            for record in scope.log_records
+        ),
+    )
     messages: list[Message] = []
     evaluations: list[Evaluation] = []
     unmapped: list[Unmapped] = []
@@ -235,9 +241,12 @@ def _convert_ids(raw: dict[str, Any]) -> None:
             raw[name] = b64encode(bytes.fromhex(value)).decode("ascii")
 
 
-def _check_items(count: int, what: str) -> None:
-    if count > MAX_ITEMS:
-        raise DataError(f"the request has {count:,} {what}: expected at most {MAX_ITEMS:,}; send smaller batches")
+def _items(what: str, all_: Iterable[T]) -> list[T]:
+    """A list of them; more than MAX_ITEMS are not even read, since each takes far more memory than in the request."""
+    found = list(islice(all_, MAX_ITEMS + 1))
+    if len(found) > MAX_ITEMS:
+        raise DataError(f"the request has more than {MAX_ITEMS:,} {what}: send smaller batches")
+    return found
 
 
 def _span(message: trace_pb2.Span, service: str | None) -> Span | Unmapped:

@@ -77,8 +77,11 @@ class Runtime:
         self.computations = 0
         """Number of computations so far; with fewer of them than requests, some were decided together."""
 
-    async def ask(self, problem: str, request: DecisionRequest, *, timeout_s: float) -> Decision | NoAnswer:
-        """The decision of a problem's policy, or why there is none; it raises nothing but CancelledError."""
+    async def ask(
+        self, problem: str, request: DecisionRequest, *, timeout_s: float, is_large: bool = False
+    ) -> Decision | NoAnswer:
+        """The decision of a problem's policy, or why there is none; it raises nothing but CancelledError. The event
+        loop decides no request that `is_large`."""
         began = monotonic()
         policy = self._deciders.ready(problem)
         if policy is None:
@@ -92,7 +95,7 @@ class Runtime:
             if timeout_s <= 0:
                 return NoAnswer("loading", f"the policy of {problem!r} was loaded too late to be asked")
         try:
-            answer = await self._asked(problem, policy, request, timeout_s)
+            answer = await self._asked(problem, policy, request, timeout_s, is_large)
         except Exception as error:  # such as a system that gives no more threads
             answer = error
         return answer if isinstance(answer, Decision) else self._deciders.no_answer(problem, _error(answer))
@@ -105,9 +108,11 @@ class Runtime:
             waits = self._loading[problem] = asyncio.create_task(loaded)
         return asyncio.shield(waits)
 
-    async def _asked(self, problem: str, policy: Decider, request: DecisionRequest, timeout_s: float) -> Answer:
+    async def _asked(
+        self, problem: str, policy: Decider, request: DecisionRequest, timeout_s: float, is_large: bool
+    ) -> Answer:
         queue = self._queues.setdefault((problem, True), _Queue())
-        if _is_small(request) and getattr(policy, "quick", False) and monotonic() >= queue.slow_until:
+        if not is_large and _is_small(request) and getattr(policy, "quick", False) and monotonic() >= queue.slow_until:
             return await self._queued(queue, request, partial(self._answer, queue, policy))
         queue = self._queues.setdefault((problem, False), _Queue())
         batches = getattr(policy, "batches", hasattr(policy, "decide_many"))

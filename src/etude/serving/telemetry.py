@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -18,6 +17,7 @@ import msgspec
 from etude.contracts.errors import EventError
 from etude.contracts.trajectory import Trajectory
 from etude.serving.gathering import Gathering, GatheringConfig
+from etude.serving.ids import id_of_tenant
 from etude.serving.keys import Caller
 from etude.serving.otlp import answer, parse_logs, parse_traces, to_json
 from etude.serving.traces import Unmapped
@@ -72,7 +72,9 @@ class Telemetry:
         with self._turn:
             for tenant, gathering in self._gathered.items():
                 mapped = gathering.take_all() if everything else gathering.take(now_s=monotonic())
-                self._complete += [_of_tenant(trajectory, tenant) for trajectory in mapped.trajectories]
+                self._complete += [
+                    msgspec.structs.replace(one, id=id_of_tenant(one.id, tenant)) for one in mapped.trajectories
+                ]
                 self.counts[LATE] += len(mapped.evaluations)
                 self._keep(mapped.unmapped)
             while self._complete:
@@ -96,12 +98,3 @@ class Telemetry:
         self.unmapped.touch(mode=0o600)
         with self.unmapped.open("ab") as file:
             file.writelines(line + b"\n" for line in lines)
-
-
-def _of_tenant(trajectory: Trajectory, tenant: str | None) -> Trajectory:
-    """Two tenants may have a trace of the same id."""
-    if tenant is None:
-        return trajectory
-    return msgspec.structs.replace(
-        trajectory, id=f"{trajectory.id}-{blake2b(tenant.encode(), digest_size=4).hexdigest()}"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -45,13 +46,21 @@ def test_the_oldest_wait_longest(state: SqliteServingState) -> None:
 
 
 def test_the_first_answer_of_a_key_is_kept_for_its_caller(state: SqliteServingState) -> None:
-    assert state.answer("me", "k") is None
-    assert state.keep_answer("me", "k", b"request", b"answer", NOW)
-    assert not state.keep_answer("me", "k", b"other", b"another", NOW)
-    assert state.answer("me", "k") == (b"request", b"answer")
-    assert state.answer("you", "k") is None
+    def claim(caller: str, request: bytes = b"request", *, now: datetime = NOW) -> tuple[bytes, bytes | None] | None:
+        return state.claim(caller, "k", request, now, stale=now - timedelta(minutes=1))
+
+    assert claim("me") is None
+    assert claim("me", b"other") == (b"request", None)  # in work
+    state.keep_answer("me", "k", b"answer")
+    state.unclaim("me", "k")  # too late
+    assert claim("me") == claim("me", now=NOW + timedelta(hours=1)) == (b"request", b"answer")
+    assert claim("you") is None
+    state.unclaim("you", "k")
+    assert claim("you") is None
+    assert claim("you", now=NOW + timedelta(minutes=2)) is None  # its process has died
+    assert claim("you", now=NOW + timedelta(minutes=2)) == (b"request", None)
     state.expire(NOW + timedelta(days=1))
-    assert state.answer("me", "k") is None
+    assert claim("me") is None
 
 
 def test_what_is_found_later_is_added_to_an_open_task_alone(state: SqliteServingState) -> None:
@@ -75,11 +84,20 @@ def test_the_models_of_the_newest_conversations_are_kept(state: SqliteServingSta
     assert [state.kept_model(f"c{n}", since) for n in (2, 1)] == ["large", None]
 
 
-def test_ratings_are_counted_per_day(state: SqliteServingState) -> None:
-    assert [state.rate("u", "2026-11-18") for _ in range(3)] == [1, 2, 3]
-    assert (state.rate("u", "2026-11-19"), state.rate("v", "2026-11-18")) == (1, 1)
+def test_ratings_are_counted_per_source_and_day(state: SqliteServingState) -> None:
+    day, next_day, both = "2026-11-18", "2026-11-19", {"user": 2, "key": 3}
+    assert [state.rate(f"r{i}", both, day) for i in range(4)] == [None, None, "user", "user"]
+    assert state.rate("r1", both, day) is None  # counted already
+    assert state.rate("r5", {"other": 2, "key": 3}, day) is None
+    assert state.rate("r6", {"other": 2, "key": 3}, day) == "key"
+    assert state.rate("r6", both, next_day) is None
+    state.unrate("r1", both, day)
+    state.unrate("r1", both, day)  # once
+    state.unrate("none", both, day)
+    assert [state.rate(f"s{i}", both, day) for i in range(2)] == [None, "user"]
     state.expire(datetime(2026, 11, 19, tzinfo=UTC))
-    assert (state.rate("u", "2026-11-18"), state.rate("u", "2026-11-19")) == (1, 2)
+    assert state.rate("r1", {"user": 1}, day) is None
+    assert state.rate("r7", {"user": 1}, next_day) == "user"
 
 
 def test_what_is_written_survives_and_is_private(state: SqliteServingState, tmp_path: Path) -> None:
@@ -93,7 +111,7 @@ def test_what_is_written_survives_and_is_private(state: SqliteServingState, tmp_
 def _count(path: Path, number: int) -> None:
     state = SqliteServingState(path)
     for i in range(number):
-        state.rate("u", "2026-11-18")
+        state.rate(f"{os.getpid()}-{i}", {"u": 1000}, "2026-11-18")
         state.open([OpenRow(f"{i}", NOW, b"")])
     state.close()
 
@@ -108,7 +126,8 @@ def test_processes_share_it(tmp_path: Path) -> None:
         process.join(60)
         assert process.exitcode == 0
     state = SqliteServingState(path)
-    assert (state.rate("u", "2026-11-18"), state.count()) == (61, 20)
+    assert [state.rate("last", {"u": most}, "2026-11-18") for most in (60, 61)] == ["u", None]
+    assert state.count() == 20
     state.close()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from etude.adapters.objects import open_blobs
+from etude.contracts.blobs import BlobStore
 from etude.contracts.bus import message_of
 from etude.contracts.errors import EndpointError, ReleaseError
 from etude.contracts.jobs import Ended, Job, JobState, RunningJob, Stage
@@ -443,6 +444,33 @@ def damage(dataset: Path) -> None:
         shard.write_bytes(shard.read_bytes()[:-20])
 
 
+def test_a_frozen_coordinator_leaves_alone_what_its_successor_made(make: Make, tmp_path: Path) -> None:
+    """It is frozen before it writes the dataset, and wakes when another one has trained from its own."""
+    one = make()
+    two = make(owner="two", clock=one.clock)
+    log_tasks(one.store, 10)
+    original = one.coordinator.datasets
+
+    def frozen(place: str) -> BlobStore:
+        one.coordinator.datasets = original
+        one.clock.pass_by(seconds=31)
+        two.settle()
+        (job,) = one.queue.jobs()
+        made.extend((job, read_manifest(open_blobs(str(tmp_path / job.dataset)))))
+        return original(place)
+
+    made: list[Any] = []
+    one.coordinator.datasets = frozen
+    tick = one.coordinator.tick()
+    (job,) = one.queue.jobs()
+    assert made[0] == job, "the job is as the other one left it"
+    assert made[0].stage == Stage.STARTED
+    assert made[1] == read_manifest(open_blobs(str(tmp_path / job.dataset)))
+    assert tick.problems == ("run jobs: one led with number 1, and 2 leads by now: end it",)
+    assert one.runner.started == [], "it starts nothing"
+    assert [path.name for path in sorted((tmp_path / "datasets").iterdir())] == [job.id, f"{job.id}-2"]
+
+
 def test_wrong_input_with_a_whole_dataset_is_not_retried(make: Make) -> None:
     loop = make(runner=StepRunner(outcome=lambda: Ended(error=Failure(kind="WrongInput", message="no such option"))))
     log_tasks(loop.store, 10)
@@ -482,6 +510,27 @@ def test_reports_of_jobs_and_days(make: Make, tmp_path: Path) -> None:
     assert '"trajectories": 10' in summary
     for text in (job.id, SLOT, "$1.00", "registered"):
         assert text in page
+
+
+def test_summary_of_a_clock_that_was_ahead_is_written_again(make: Make, tmp_path: Path) -> None:
+    loop = make()
+    log_tasks(loop.store, 10)
+    path = tmp_path / "reports" / f"{loop.clock():%Y-%m-%d}.json"
+    began = loop.clock.time
+    loop.settle()
+    loop.clock.time = began + timedelta(days=1)
+    loop.settle()
+    assert '"trajectories": 10' in path.read_text()
+    loop.clock.time = began
+    loop.settle()
+    log_tasks(loop.store, 5, first=10, time=began)
+    loop.clock.time = began + timedelta(days=1) - timedelta(minutes=1)
+    loop.settle()
+    assert '"trajectories": 15' in path.read_text()
+    written = path.stat().st_mtime_ns
+    loop.clock.pass_by(minutes=10)
+    loop.settle()
+    assert path.stat().st_mtime_ns == written, "it is written once"
 
 
 def test_two_coordinators_one_leads(make: Make) -> None:

@@ -56,7 +56,7 @@ def test_the_last_days_of_a_slot(store: SqliteStore) -> None:
 
 def test_the_summary_of_a_day_has_it(store: SqliteStore, tmp_path: Path) -> None:
     day = NOW.replace(hour=0) - timedelta(days=1)
-    summary = summarise_day(day, jobs=[], store=store, version=1, histories={})
+    summary = summarise_day(day, jobs=[], store=store, version=1, histories={}, now=NOW)
     assert summary.slots[SLOT].exploration["untried"] == ["3"]
     page = loop_page(summary, tmp_path / "day.html").read_text("utf-8")
     assert "100% of 192 decisions have an entropy below 0.01" in page

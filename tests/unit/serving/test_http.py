@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from time import sleep
+from threading import current_thread
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -14,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import etude
+from etude.contracts.errors import BusError, DataError, EventError, StoreError
 from etude.contracts.query import Where
-from etude.serving.keys import Role
+from etude.serving.keys import REFRESH_S, STALE_S, Role
 from tests.unit.serving.server import Served, serving
 
 ASKED: dict[str, Any] = {"problem": "choice:model", "context": "where is my parcel?", "options": ["small", "large"]}
@@ -132,6 +136,30 @@ def test_a_task_without_an_outcome_is_stored_when_its_time_is_over(tmp_path: Pat
         assert "success" not in found.get("outcome", {})
 
 
+def test_a_task_that_cannot_be_stored_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one whose decisions together are larger than an event may be. It becomes a dead letter."""
+    with serving(tmp_path, open_hours=1 / 3600) as served:
+        collector, client = served.server.collector, served.client(Role.DECIDE)
+        clean = collector.clean
+
+        def cleaned(event: Any) -> bytes:
+            if event.task == "too large":
+                raise EventError("has 17,000,000 bytes: an event has at most 16,777,216")
+            return clean(event)
+
+        monkeypatch.setattr(collector, "clean", cleaned)
+        large, other = (client.post("/v1/decisions", json=ASKED | {"task": t}).json() for t in ("too large", "other"))
+        deadline = monotonic() + 20
+        while not (letters := collector.bus.dead_letters()) and monotonic() < deadline:
+            sleep(0.05)
+        assert [letter.message.id for letter in letters] == [large["id"].rpartition(".")[0]]
+        assert b"too large" in letters[0].message.body
+        assert stored(served) == 1
+        assert client.get(f"/v1/trajectories/{other['id'].rpartition('.')[0]}").status_code == 200
+        assert not served.server.state.count()
+        assert not served.server.trouble
+
+
 def test_a_policy_that_cannot_be_loaded_is_replaced_by_the_default(tmp_path: Path) -> None:
     with serving(tmp_path, experience={"policies": {"model": "runs/none"}}) as served:
         made = served.client().post("/v1/decisions", json=ASKED | {"default": "large"}).json()
@@ -149,15 +177,40 @@ def test_a_request_that_is_sent_again_gets_the_first_answer(served: Served, clie
     assert stranger.json()["id"] != first.json()["id"]  # keys are of the caller
 
 
+def test_requests_under_one_key_that_come_together_have_one_effect(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        client, key = served.client(Role.DECIDE), {"idempotency-key": "together"}
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: client.post("/v1/decisions", json=ASKED, headers=key), range(16)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.text for answer in answers}) == 1
+        assert served.server.state.count() == 1
+        wrong = {"idempotency-key": "wrong"}
+        problem(client.post("/v1/decisions", json=ASKED | {"options": []}, headers=wrong), 400)
+        assert client.post("/v1/decisions", json=ASKED, headers=wrong).status_code == 200  # nothing came of the first
+
+
+def test_a_request_under_a_key_that_took_too_long_has_its_answer_later(tmp_path: Path) -> None:
+    with serving(tmp_path, request_timeout_s=0.3) as served:
+        client, key = served.client(Role.DECIDE), {"idempotency-key": "slow"}
+        opened = served.server.state.open
+        served.server.state.open = lambda rows: (sleep(0.6), opened(rows))[1]  # type: ignore[method-assign]
+        problem(client.post("/v1/decisions", json=ASKED, headers=key), 503)
+        while (answer := client.post("/v1/decisions", json=ASKED, headers=key)).status_code != 200:
+            problem(answer, 503)
+        assert served.server.state.count() == 1
+
+
 def test_trajectories_are_sent_and_read_page_by_page(served: Served) -> None:
     client = served.client(Role.DECIDE, tenant="paged")
     sent = [TRAJECTORY | {"id": f"page-{i}", "time": f"2026-11-18T10:00:{i:02}Z"} for i in range(5)]
-    assert client.post("/v1/trajectories", json={"trajectories": sent}).json() == {"stored": [t["id"] for t in sent]}
+    stored = client.post("/v1/trajectories", json={"trajectories": sent}).json()["stored"]
+    assert [id.rpartition("-")[0] for id in stored] == [t["id"] for t in sent]  # with the mark of the tenant
     assert client.post("/v1/trajectories", json={"trajectories": sent}).status_code == 202  # again, to no effect
     served.server.ingest()
     first = client.get("/v1/trajectories", params={"limit": 3}).json()
     rest = client.get("/v1/trajectories", params={"limit": 3, "cursor": first["next"]}).json()
-    assert [row["id"] for row in first["rows"] + rest["rows"]] == [f"page-{i}" for i in (4, 3, 2, 1, 0)]
+    assert [row["id"] for row in first["rows"] + rest["rows"]] == stored[::-1]
     assert rest["next"] is None
     assert client.get("/v1/trajectories/page-0").json()["trajectory"]["task"] == "answer [EMAIL_1]"
 
@@ -180,6 +233,47 @@ def test_a_wrong_request_says_which_field_is_wrong(client: httpx.Client, body: A
     answer = client.post("/v1/decisions", json=body)
     problem(answer, 400)
     assert said in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        (ASKED | {"contxt": 1}, "contxt", "contxt: is unknown"),
+        ({"context": "x"}, "problem", "problem: is missing"),
+        (ASKED | {"preferences": {"max_cost": 1}}, "preferences.max_cost", "preferences.max_cost: is unknown"),
+        (ASKED | {"preferences": {"max_cost_usd": -1}}, "preferences.max_cost_usd", "Expected `float` >= 0.0"),
+    ],
+)
+def test_a_refusal_says_what_to_do(client: httpx.Client, body: Any, field: str, said: str) -> None:
+    found = problem(client.post("/v1/decisions", json=body), 400)
+    assert [one["field"] for one in found["errors"]] == [field]
+    assert said in found["detail"]
+    assert found["detail"].endswith(": GET /openapi.json describes POST /v1/decisions")
+    truncated = problem(client.post("/v1/decisions", content=b'{"problem": '), 400)["detail"]
+    assert truncated.startswith("the body cannot be read: ")
+    assert "there is " in problem(client.put("/v1/decisions"), 405)["detail"]
+    assert "POST" in problem(client.put("/v1/decisions"), 405)["detail"]
+    assert "serving.max_body_bytes" in problem(client.post("/v1/feedback", content=b"x" * (5 << 20)), 413)["detail"]
+
+
+def test_a_large_request_does_not_keep_the_event_loop(
+    served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is redacted in a thread; small ones are as one text, on the event loop."""
+    decisions, threads = served.server.decisions, list[str]()
+    clean, clean_all = served.server.collector.clean, decisions.clean
+
+    def noted(event: Any) -> bytes:
+        threads.append(current_thread().name)
+        return clean(event)
+
+    monkeypatch.setattr(served.server.collector, "clean", noted)
+    monkeypatch.setattr(decisions, "clean", lambda all_: [threads.append("loop") for _ in all_] and clean_all(all_))
+    large = ASKED | {"context": "mail ana@example.com " * 3000}
+    assert client.post("/v1/decisions", json=large).status_code == 200
+    assert client.post("/v1/decisions/batch", json={"decisions": [large]}).status_code == 200
+    assert client.post("/v1/decisions", json=ASKED).status_code == 200
+    assert [name.startswith("asyncio_") for name in threads] == [True, True, False]
 
 
 def test_what_is_no_json_or_too_large_or_nowhere_is_refused(client: httpx.Client) -> None:
@@ -219,6 +313,36 @@ def test_a_key_that_is_missing_unknown_or_revoked_is_refused(served: Served) -> 
     assert text.rpartition("_")[2] not in str(served.server.keys.all())
 
 
+def test_while_the_store_is_away_known_keys_are_accepted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, keys = served.client(Role.DECIDE), served.server.keys
+
+    def away(kind: str) -> dict[str, bytes]:
+        raise StoreError("the store does not answer")
+
+    monkeypatch.setattr(served.server.store, "documents", away)
+    keys._read_at -= 2 * REFRESH_S
+    assert client.post("/v1/decisions", json=ASKED | {"record": False}).status_code == 200
+    problem(served.bare(authorization="Bearer etude_1_x").post("/v1/decisions", json=ASKED), 401)
+    keys._read_at -= STALE_S
+    problem(client.post("/v1/decisions", json=ASKED | {"record": False}), 503)  # one of them may be revoked
+
+
+@pytest.mark.parametrize("tenant", ["", " ", "a\nb", "x" * 300])
+def test_a_tenant_has_a_name(served: Served, tenant: str) -> None:
+    """A tenant without one would share the signatures of those who have none."""
+    with pytest.raises(DataError, match="or leave tenant out"):
+        served.server.keys.create(Role.DECIDE, tenant=tenant)
+
+
+@pytest.mark.parametrize("id", ["ana@example.com", "t-1\n", f"sk-{'a1B2' * 10}"])
+def test_an_id_that_cannot_be_stored_is_refused(client: httpx.Client, id: str) -> None:
+    problem(client.post("/v1/decisions", json=ASKED | {"trajectory": id}), 400)
+    problem(client.post("/v1/trajectories", json={"trajectories": [TRAJECTORY | {"id": id}]}), 400)
+    made = client.post("/v1/decisions", json=ASKED).json()["id"]
+    problem(client.post("/v1/feedback", json={"id": made, "stars": 1, "event": id}), 400)
+    assert client.post("/v1/feedback", json={"id": made, "stars": 1}).status_code == 202
+
+
 def test_a_key_that_sends_too_much_has_to_wait(served: Served) -> None:
     client = served.client(Role.DECIDE, requests_per_s=2.0)
     answers = [client.post("/v1/decisions", json=ASKED) for _ in range(6)]
@@ -247,6 +371,47 @@ def test_one_user_cannot_flood_the_policy_with_ratings(tmp_path: Path) -> None:
         assert client.post("/v1/feedback", json={"id": ids[4], "stars": 5, "user": "u2"}).status_code == 202
         twice = client.post("/v1/feedback", json={"id": ids[4], "stars": 1, "user": "u2"})
         assert "one counts" in problem(twice, 409)["detail"]
+
+
+def test_one_key_cannot_flood_the_policy_under_names_that_it_makes_up(tmp_path: Path) -> None:
+    with serving(tmp_path, max_ratings_per_key=3) as served:
+        ours, others = served.client(Role.DECIDE), served.client(Role.DECIDE)
+        id = ours.post("/v1/decisions", json=ASKED).json()["id"]
+        rated = [ours.post("/v1/feedback", json={"id": id, "stars": 5, "user": f"u{i}"}) for i in range(5)]
+        assert [answer.status_code for answer in rated] == [202, 202, 202, 429, 429]
+        assert "this API key has sent 3 ratings today" in problem(rated[-1], 429)["detail"]
+        assert others.post("/v1/feedback", json={"id": id, "stars": 5, "user": "u1"}).status_code == 202
+
+
+def test_a_rating_that_could_not_be_stored_may_be_sent_again(
+    served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = client.post("/v1/decisions", json=ASKED).json()["id"]
+    assert client.post("/v1/feedback", json={"id": id, "success": True}).status_code == 202
+    rating = {"id": id, "thumbs": "up", "user": "again"}
+    said = problem(client.post("/v1/feedback", json=rating | {"success": True}), 409)["detail"]
+    assert said.endswith("send ratings alone")
+    with monkeypatch.context() as away:
+        away.setattr(served.server.collector.bus, "publish", lambda messages: full_disk())
+        problem(client.post("/v1/feedback", json=rating), 503)
+    assert client.post("/v1/feedback", json=rating).status_code == 202
+    problem(client.post("/v1/feedback", json=rating), 409)
+
+
+def full_disk() -> None:
+    raise BusError("the disk is full: free some space")
+
+
+def test_a_rating_with_an_id_of_its_own_is_stored_once_however_often_it_is_sent(
+    served: Served, client: httpx.Client
+) -> None:
+    id = client.post("/v1/decisions", json=ASKED).json()["id"]
+    rating = {"id": id, "success": True, "thumbs": "up", "user": "u1", "event": "rating-7"}
+    assert client.post("/v1/feedback", json=rating).status_code == 202
+    del rating["success"]
+    assert [client.post("/v1/feedback", json=rating).status_code for _ in range(2)] == [202, 202]
+    stored(served)
+    assert len(client.get(f"/v1/trajectories/{id.rpartition('.')[0]}").json()["feedback"]) == 1
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -285,12 +450,14 @@ def test_the_api_describes_itself_and_every_route_is_guarded(client: httpx.Clien
             assert answer.status_code == (200 if path in ("/health", "/ready") else 401), path
 
 
-def test_answers_carry_a_request_id_and_may_not_be_framed(client: httpx.Client) -> None:
+def test_answers_carry_a_request_id_and_the_version_and_may_not_be_framed(client: httpx.Client) -> None:
     answer = client.get("/health", headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert client.get("/health", headers={"x-request-id": "a b\tc" * 40}).headers["x-request-id"] != "a b\tc" * 40
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
+    refused = client.post("/v1/decisions", json={})
+    assert answer.headers["etude-version"] == refused.headers["etude-version"] == etude.__version__
 
 
 def test_a_request_that_takes_too_long_is_answered(tmp_path: Path) -> None:

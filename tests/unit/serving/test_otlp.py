@@ -152,7 +152,7 @@ def test_bodies_that_are_refused(body: bytes, how: dict[str, Any], message: str)
 
 def test_requests_with_too_many_spans_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "MAX_ITEMS", 4)
-    with pytest.raises(DataError, match="has 5 spans: expected at most 4"):
+    with pytest.raises(DataError, match="has more than 4 spans: send smaller"):
         read(desk())
 
 

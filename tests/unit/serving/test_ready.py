@@ -147,3 +147,19 @@ def test_a_server_that_stops_says_so_while_it_answers_on(tmp_path: Path) -> None
         with httpx.Client(base_url=served.url) as fresh:  # a new connection, as of a load balancer
             assert fresh.get("/ready").status_code == 503
             assert fresh.get("/health").status_code == 200
+
+
+def test_work_that_fails_keeps_nothing_else_from_being_done(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises."""
+    done = threading.Event()
+    monkeypatch.setattr(served.server, "ingest", lambda: done.set() or 0)
+
+    def close_old() -> int:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(served.server.decisions, "close_old", close_old)
+    while not served.server.trouble:
+        sleep(0.01)
+    done.clear()
+    assert done.wait(30)
+    assert served.bare().get("/ready").json()["warnings"]["background"] == "ValueError: the log says more"

@@ -33,14 +33,23 @@ class Planted:
         report = {"id": closed, "success": False, "error": f"{MARK} error", "stars": 1, "comment": f"{MARK} comment"}
         assert other.post("/v1/feedback", json=report).status_code == 202
         sent = TRAJECTORY | {"id": f"{MARK}-1", "task": f"{MARK} task"}
-        assert other.post("/v1/trajectories", json={"trajectories": [sent]}).status_code == 202
+        (self.stored,) = other.post("/v1/trajectories", json={"trajectories": [sent]}).json()["stored"]
         self.key = {"idempotency-key": f"{MARK}-key"}
         self.asked = asked
         assert other.post("/v1/decisions", json=asked, headers=self.key).status_code == 200
         served.server.ingest()
         self.closed = closed
         cursor = other.get("/v1/trajectories", params={"limit": 1}).json()["next"]
-        self.ids = [f"{MARK}-1", closed, self.open, closed.rpartition(".")[0], self.open.rpartition(".")[0], "x", "1"]
+        self.ids = [
+            f"{MARK}-1",
+            self.stored,
+            closed,
+            self.open,
+            closed.rpartition(".")[0],
+            self.open.rpartition(".")[0],
+            "x",
+            "1",
+        ]
         self.texts = ["", f"tenant={MARK}-tenant", f"user={MARK}-user", "problem=choice:model", f"task={MARK}"]
         self.cursors = [None, cursor]
 
@@ -164,5 +173,31 @@ def test_what_the_other_tenant_sees_is_what_it_sent(served: Served, planted: Pla
     """The marks are there: otherwise nothing above could fail."""
     reader = served.client(Role.RELEASE)
     rows = reader.get("/v1/trajectories", params={"where": f"tenant={MARK}-tenant"}).json()["rows"]
-    assert {row["id"] for row in rows} >= {f"{MARK}-1", planted.closed.rpartition(".")[0]}
+    assert {row["id"] for row in rows} >= {planted.stored, planted.closed.rpartition(".")[0]}
     assert f"{MARK} comment" in reader.get(f"/v1/trajectories/{planted.closed.rpartition('.')[0]}").text
+
+
+def test_two_tenants_may_use_the_same_ids(served: Served) -> None:
+    """What one sends is neither lost nor found because another had the id first."""
+    clients = [served.client(Role.DECIDE, tenant=f"same-{i}") for i in range(2)]
+    stored = []
+    for number, client in enumerate(clients):
+        mine = TRAJECTORY | {"id": "order-1", "task": f"task of {number}"}
+        stored += client.post("/v1/trajectories", json={"trajectories": [mine]}).json()["stored"]
+        opened = client.post("/v1/decisions", json=ASKED | {"trajectory": "order-2", "context": f"of {number}"})
+        assert opened.status_code == 200, opened.text
+    assert len(set(stored)) == 2
+    served.server.ingest()
+    for number, client in enumerate(clients):
+        rating = {"id": "order-1", "stars": 1 + number, "event": "rating-1"}
+        assert client.post("/v1/feedback", json=rating).status_code == 202
+        served.server.ingest()
+        for id in ("order-1", stored[number]):
+            found = client.get(f"/v1/trajectories/{id}").json()
+            assert found["trajectory"]["task"] == f"task of {number}"
+            assert [one["stars"] for one in found["feedback"]] == [1 + number]
+        assert client.get(f"/v1/trajectories/{stored[1 - number]}").status_code == 404
+        # The whole task closes what was open under its id, and is stored under the same one.
+        whole = TRAJECTORY | {"id": "order-2", "task": f"whole {number}"}
+        (kept,) = client.post("/v1/trajectories", json={"trajectories": [whole]}).json()["stored"]
+        assert not served.server.state.parts(kept)

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from litestar import get
 from litestar.datastructures import State
 from litestar.params import PathParameter, QueryParameter
 from msgspec import Struct
@@ -14,10 +13,9 @@ from msgspec import Struct
 from etude.contracts.errors import RequestError, TamperedError
 from etude.contracts.release import Entry
 from etude.release.audit import audit_log, replay, verify
-from etude.serving.access import needs
-from etude.serving.keys import Role
 from etude.serving.pages import Cursor, Limit, SlotPath, SlotQuery, page
-from etude.serving.routes.policies import READS, releases
+from etude.serving.routes.kinds import reads
+from etude.serving.routes.policies import releases
 
 
 class AuditRow(Struct, kw_only=True, frozen=True):
@@ -59,7 +57,7 @@ class Replayed(Struct, kw_only=True, frozen=True):
     """Name → what was logged and what was computed, as natural logarithms."""
 
 
-@get("/v1/audit", summary="List steps", tags=["audit"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/audit", summary="List steps", tags=["audit"])
 async def log(state: State, slot: SlotQuery = None, cursor: Cursor = None, limit: Limit = 100) -> AuditPage:
     """Who changed what serves, when, and on what evidence: oldest first."""
 
@@ -78,13 +76,7 @@ async def log(state: State, slot: SlotQuery = None, cursor: Cursor = None, limit
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/audit/{slot:str}/verification",
-    summary="Verify the record of a slot",
-    tags=["audit"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/audit/{slot:str}/verification", summary="Verify the record of a slot", tags=["audit"])
 async def verified(
     state: State,
     slot: SlotPath,
@@ -110,13 +102,7 @@ async def verified(
     return await asyncio.to_thread(check)
 
 
-@get(
-    "/v1/audit/{slot:str}/{number:int}/replay",
-    summary="Replay a decision",
-    tags=["audit"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/audit/{slot:str}/{number:int}/replay", summary="Replay a decision", tags=["audit"])
 async def replayed(
     state: State,
     slot: SlotPath,

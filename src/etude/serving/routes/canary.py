@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from litestar import Request, Response, get, post
+from litestar import Request, Response
 from litestar.datastructures import State
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
@@ -16,11 +16,12 @@ from etude.contracts.release import Entry, Mode
 from etude.release.start import CanaryConfig
 from etude.release.status import SlotStatus, slot_status
 from etude.release.strategy import Strategy
-from etude.serving.access import Called, needs
+from etude.serving.access import Called
 from etude.serving.idempotency import once
-from etude.serving.keys import Caller, Role
+from etude.serving.keys import Caller
 from etude.serving.pages import Cursor, Limit, SlotPath, page
-from etude.serving.routes.policies import CHANGES, READS, By, Reason, StepTaken, releases
+from etude.serving.routes.kinds import reads, steers
+from etude.serving.routes.policies import By, Reason, StepTaken, releases
 from etude.serving.steering import Releases, actor
 
 Version = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,16}$(?!\n)")]
@@ -84,25 +85,13 @@ class ReleaseStarted(Struct, kw_only=True, frozen=True):
     step: Entry
 
 
-@get(
-    "/v1/canary",
-    summary="List what serves, and the evidence",
-    tags=["releases"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/canary", summary="List what serves, and the evidence", tags=["releases"])
 async def listed(state: State, cursor: Cursor = None, limit: Limit = 100) -> SlotPage:
     """Of every slot: which policy serves it, and the evidence about its candidate so far."""
     return await asyncio.to_thread(_page, releases, state, cursor, limit)
 
 
-@get(
-    "/v1/experiments",
-    summary="List experiments",
-    tags=["releases"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/experiments", summary="List experiments", tags=["releases"])
 async def experiments(state: State, cursor: Cursor = None, limit: Limit = 100) -> SlotPage:
     """Slots in which two versions are compared now."""
     return await asyncio.to_thread(_page, releases, state, cursor, limit, Mode.EXPERIMENT)
@@ -123,13 +112,7 @@ def _page(
         return SlotPage(rows=[slot_status(own.controller, slot) for slot in slots], next=after)
 
 
-@get(
-    "/v1/canary/{slot:str}",
-    summary="Show what serves a slot",
-    tags=["releases"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/canary/{slot:str}", summary="Show what serves a slot", tags=["releases"])
 async def shown(state: State, slot: SlotPath) -> SlotStatus:
     """And the evidence about its candidate. It may be looked at at any time; looking changes nothing."""
 
@@ -141,14 +124,7 @@ async def shown(state: State, slot: SlotPath) -> SlotStatus:
     return await asyncio.to_thread(find)
 
 
-@post(
-    "/v1/canary",
-    summary="Start a release",
-    tags=["releases"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/canary", summary="Start a release", tags=["releases"])
 async def start(
     request: Request[Any, Any, Any], state: State, caller: Called, data: JSONBody[CanaryAsked]
 ) -> Response[ReleaseStarted]:
@@ -157,14 +133,7 @@ async def start(
     return await _started(request, state, caller, data.version, data.by, strategy, data)
 
 
-@post(
-    "/v1/shadow",
-    summary="Start a shadow",
-    tags=["releases"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/shadow", summary="Start a shadow", tags=["releases"])
 async def shadow(
     request: Request[Any, Any, Any], state: State, caller: Called, data: JSONBody[ShadowAsked]
 ) -> Response[ReleaseStarted]:
@@ -172,14 +141,7 @@ async def shadow(
     return await _started(request, state, caller, data.version, data.by, "shadow")
 
 
-@post(
-    "/v1/experiments",
-    summary="Start an experiment",
-    tags=["releases"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/experiments", summary="Start an experiment", tags=["releases"])
 async def compare(
     request: Request[Any, Any, Any], state: State, caller: Called, data: JSONBody[ExperimentAsked]
 ) -> Response[ReleaseStarted]:
@@ -232,14 +194,7 @@ def _changed(config: CanaryConfig, asked: CanaryAsked | None) -> CanaryConfig:
     return replace(config, **given)
 
 
-@post(
-    "/v1/canary/{slot:str}/pause",
-    summary="Pause a release",
-    tags=["releases"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/canary/{slot:str}/pause", summary="Pause a release", tags=["releases"])
 async def pause(
     request: Request[Any, Any, Any], state: State, caller: Called, slot: SlotPath, data: JSONBody[Steered]
 ) -> Response[StepTaken]:
@@ -248,14 +203,7 @@ async def pause(
     return await _steered(request, state, caller, slot, lambda own: own.controller.pause(slot, by=by))
 
 
-@post(
-    "/v1/canary/{slot:str}/resume",
-    summary="Resume a release",
-    tags=["releases"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/canary/{slot:str}/resume", summary="Resume a release", tags=["releases"])
 async def resume(
     request: Request[Any, Any, Any], state: State, caller: Called, slot: SlotPath, data: JSONBody[Steered]
 ) -> Response[StepTaken]:
@@ -264,14 +212,7 @@ async def resume(
     return await _steered(request, state, caller, slot, lambda own: own.controller.resume(slot, by=by))
 
 
-@post(
-    "/v1/canary/{slot:str}/abort",
-    summary="Abort a release",
-    tags=["releases"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/canary/{slot:str}/abort", summary="Abort a release", tags=["releases"])
 async def abort(
     request: Request[Any, Any, Any], state: State, caller: Called, slot: SlotPath, data: JSONBody[Steered]
 ) -> Response[StepTaken]:
@@ -282,14 +223,7 @@ async def abort(
     )
 
 
-@post(
-    "/v1/experiments/{slot:str}/stop",
-    summary="Stop an experiment",
-    tags=["releases"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/experiments/{slot:str}/stop", summary="Stop an experiment", tags=["releases"])
 async def stop(
     request: Request[Any, Any, Any], state: State, caller: Called, slot: SlotPath, data: JSONBody[Steered]
 ) -> Response[StepTaken]:

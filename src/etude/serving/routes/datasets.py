@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Annotated, Any, Literal
 
-from litestar import Request, Response, get, post
+from litestar import Request, Response
 from litestar.datastructures import State
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
@@ -18,11 +18,10 @@ from etude.contracts.query import Where, parse
 from etude.contracts.release import Slot
 from etude.experience.datasets import Manifest
 from etude.problems.catalogue import Catalogue
-from etude.serving.access import Called, needs
+from etude.serving.access import Called
 from etude.serving.idempotency import once
-from etude.serving.keys import Role
 from etude.serving.pages import Cursor, IdPath, Limit, SlotQuery, page
-from etude.serving.routes.policies import CHANGES, READS
+from etude.serving.routes.kinds import begins, reads
 from etude.serving.server import Server
 from etude.serving.steering import actor
 
@@ -60,7 +59,7 @@ class DatasetAsked(Struct, kw_only=True, forbid_unknown_fields=True):
     """Seed of the splits, and of the sample that `limit` takes."""
 
 
-@get("/v1/datasets", summary="List datasets", tags=["datasets"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/datasets", summary="List datasets", tags=["datasets"])
 async def listed(
     state: State,
     problem: SlotQuery = None,
@@ -81,13 +80,7 @@ async def listed(
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/datasets/{id:str}",
-    summary="Show a dataset",
-    tags=["datasets"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/datasets/{id:str}", summary="Show a dataset", tags=["datasets"])
 async def shown(state: State, id: IdPath) -> Manifest:
     """Its content, its source, and what was left out; by its id or the name that it was created with."""
     server: Server = state.server
@@ -104,14 +97,7 @@ async def shown(state: State, id: IdPath) -> Manifest:
     return await asyncio.to_thread(find)
 
 
-@post(
-    "/v1/datasets",
-    summary="Create a dataset",
-    tags=["datasets"],
-    status_code=202,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@begins("/v1/datasets", summary="Create a dataset", tags=["datasets"])
 async def create(
     request: Request[Any, Any, Any], state: State, caller: Called, data: JSONBody[DatasetAsked]
 ) -> Response[Operation]:
@@ -157,7 +143,7 @@ def _matching(where: Where, problem: str) -> Where:
     return replace(where, problem=problem)
 
 
-@get("/v1/catalogue", summary="Show the catalogue", tags=["catalogue"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/catalogue", summary="Show the catalogue", tags=["catalogue"])
 async def catalogue(state: State) -> Catalogue:
     """Task types and workers of plans: those of the workers file that experience.workers names."""
     server: Server = state.server

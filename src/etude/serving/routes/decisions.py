@@ -37,7 +37,8 @@ async def decide(
 ) -> Response[DecisionGiven]:
     """Choose an option, plan a workflow, correct one, or allocate. The answer is on disk before it is sent."""
     server: Server = state.server
-    return await once(request, server, caller, lambda: server.decisions.decide(data, caller))
+    size = len(await request.body())
+    return await once(request, server, caller, lambda: server.decisions.decide(data, caller, size=size))
 
 
 @post(
@@ -53,9 +54,10 @@ async def decide_batch(
 ) -> Response[DecisionsGiven]:
     """Up to 100 decisions of tasks that have nothing to do with each other. One that is wrong refuses all."""
     server: Server = state.server
+    size = len(await request.body())
 
     async def made() -> DecisionsGiven:
-        found = await asyncio.gather(*(server.decisions.decide(one, caller) for one in data.decisions))
+        found = await asyncio.gather(*(server.decisions.decide(one, caller, size=size) for one in data.decisions))
         return DecisionsGiven(decisions=list(found))
 
     return await once(request, server, caller, made)

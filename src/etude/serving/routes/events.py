@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from litestar import Request, Response, get, post
+from litestar import Request, Response, get
 from litestar.datastructures import State
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import HeaderParameter, JSONBody, PathParameter, QueryParameter
@@ -19,7 +19,8 @@ from etude.serving.access import Called, needs
 from etude.serving.idempotency import once
 from etude.serving.keys import Role
 from etude.serving.pages import END, Cursor, IdPath, Limit, decode_cursor, encode_cursor, page
-from etude.serving.routes.policies import CHANGES, READS, By
+from etude.serving.routes.kinds import READS, reads, steers
+from etude.serving.routes.policies import By
 from etude.serving.server import Server
 from etude.serving.steering import actor
 
@@ -80,7 +81,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-@get("/v1/operations", summary="List operations", tags=["events"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/operations", summary="List operations", tags=["events"])
 async def operations(state: State, cursor: Cursor = None, limit: Limit = 100) -> OperationPage:
     """Gates, datasets and rewards that are being made, or were in the last week: the newest first."""
     server: Server = state.server
@@ -94,13 +95,7 @@ async def operations(state: State, cursor: Cursor = None, limit: Limit = 100) ->
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/operations/{id:str}",
-    summary="Show an operation",
-    tags=["events"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/operations/{id:str}", summary="Show an operation", tags=["events"])
 async def operation(
     state: State,
     id: Annotated[str, PathParameter(pattern=OPERATION.removesuffix("$") + END, description="Id of the operation.")],
@@ -113,7 +108,7 @@ async def operation(
     return found
 
 
-@get("/v1/notices", summary="List notices", tags=["events"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/notices", summary="List notices", tags=["events"])
 async def notices(state: State, cursor: Cursor = None, limit: Limit = 100) -> NoticePage:
     """Promotions, rollbacks, alarms and failures, and who acknowledged them: oldest first."""
     server: Server = state.server
@@ -131,14 +126,7 @@ async def notices(state: State, cursor: Cursor = None, limit: Limit = 100) -> No
     return await asyncio.to_thread(find)
 
 
-@post(
-    "/v1/notices/{id:str}/acknowledge",
-    summary="Acknowledge a notice",
-    tags=["events"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/notices/{id:str}/acknowledge", summary="Acknowledge a notice", tags=["events"])
 async def acknowledge(
     request: Request[Any, Any, Any], state: State, caller: Called, id: IdPath, data: JSONBody[Acknowledged]
 ) -> Response[Notice]:

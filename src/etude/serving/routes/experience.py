@@ -18,6 +18,7 @@ from etude.contracts.trajectory import Id, Trajectory
 from etude.serving.access import Called, needs
 from etude.serving.errors import refusals
 from etude.serving.idempotency import once
+from etude.serving.ids import id_of_tenant
 from etude.serving.keys import Caller, Role
 from etude.serving.pages import Cursor, IdPath, Limit
 from etude.serving.server import Server
@@ -32,7 +33,7 @@ class TrajectoriesGiven(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class TrajectoriesStored(Struct, kw_only=True, frozen=True):
     stored: list[Id]
-    """Ids of what is on disk now."""
+    """Ids of what is on disk now, in the order of the request. Those of a tenant have its mark at their end."""
 
 
 TrajectorySummary: Any = msgspec.defstruct(
@@ -59,7 +60,7 @@ async def send(
     request: Request[Any, Any, Any], state: State, data: JSONBody[TrajectoriesGiven], caller: Called
 ) -> Response[TrajectoriesStored]:
     """They are redacted before they are on disk, and on disk before they are acknowledged. Those of users who opted
-    out are not stored. A key of a tenant sends for that tenant alone."""
+    out are not stored. A key of a tenant sends for that tenant alone, and two tenants may use the same ids."""
     server: Server = state.server
     own = [_of_tenant(one, caller) for one in data.trajectories]
 
@@ -76,13 +77,13 @@ async def send(
 
 
 def _of_tenant(trajectory: Trajectory, caller: Caller) -> Trajectory:
-    if caller.tenant is None or trajectory.tenant == caller.tenant:
+    if caller.tenant is None:
         return trajectory
-    if trajectory.tenant is not None:
+    if trajectory.tenant not in (None, caller.tenant):
         raise RequestError(
             f"trajectory {trajectory.id!r} is of another tenant: this key sends for {caller.tenant!r} alone", status=403
         )
-    return msgspec.structs.replace(trajectory, tenant=caller.tenant)
+    return msgspec.structs.replace(trajectory, id=id_of_tenant(trajectory.id, caller.tenant), tenant=caller.tenant)
 
 
 @get(
@@ -121,10 +122,12 @@ def _own(where: Where, caller: Caller) -> Where:
 async def one(state: State, caller: Called, id: IdPath) -> TrajectoryDetail:
     """With its feedback and rewards."""
     server: Server = state.server
-    found = await asyncio.to_thread(server.store.detail, id)
-    if found is None or caller.tenant not in (None, found.trajectory.tenant):
-        raise RequestError(f"there is no trajectory {id[:80]!r}", status=404)
-    return found
+    # As the tenant calls it, or as it is stored.
+    for known in dict.fromkeys((id_of_tenant(id, caller.tenant), id)):
+        found = await asyncio.to_thread(server.store.detail, known)
+        if found is not None and caller.tenant in (None, found.trajectory.tenant):
+            return found
+    raise RequestError(f"there is no trajectory {id[:80]!r}", status=404)
 
 
 ROUTES = [send, listed, one]

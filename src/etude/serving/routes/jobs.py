@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from litestar import Request, Response, get, post
+from litestar import Request, Response
 from litestar.datastructures import State
 from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
@@ -25,12 +25,13 @@ from etude.loop.events import check_learnable, job_of, status_of
 from etude.problems.spec import FROM_LOGS
 from etude.problems.table import find_spec
 from etude.release.versions import version_rows
-from etude.serving.access import Called, needs
+from etude.serving.access import Called
 from etude.serving.idempotency import once
-from etude.serving.keys import Caller, Role
+from etude.serving.keys import Caller
 from etude.serving.pages import Cursor, IdPath, Limit, SlotQuery, decode_cursor, encode_cursor, page
 from etude.serving.routes.datasets import Conditions
-from etude.serving.routes.policies import CHANGES, READS, releases
+from etude.serving.routes.kinds import begins, reads, steers
+from etude.serving.routes.policies import releases
 from etude.serving.server import Server
 from etude.serving.steering import Steering, actor
 
@@ -88,7 +89,7 @@ class ModelPage(Struct, kw_only=True, frozen=True):
     """Cursor of the next page; null at the end."""
 
 
-@get("/v1/jobs", summary="List jobs", tags=["jobs"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/jobs", summary="List jobs", tags=["jobs"])
 async def listed(
     state: State,
     slot: SlotQuery = None,
@@ -109,20 +110,13 @@ def _rows(state: State, slot: str | None, status: JobState | None, cursor: str |
     return {"rows": found[:limit], "next": encode_cursor((found[limit - 1].id,)) if more else None}
 
 
-@get("/v1/jobs/{id:str}", summary="Show a job", tags=["jobs"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/jobs/{id:str}", summary="Show a job", tags=["jobs"])
 async def shown(state: State, id: IdPath) -> Job:
     """What was requested, how far it is, what it cost, why it failed."""
     return await asyncio.to_thread(_job, state, id)
 
 
-@post(
-    "/v1/jobs",
-    summary="Submit a job",
-    tags=["jobs"],
-    status_code=202,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@begins("/v1/jobs", summary="Submit a job", tags=["jobs"])
 async def submit(
     request: Request[Any, Any, Any], state: State, caller: Called, data: JSONBody[JobAsked]
 ) -> Response[Job]:
@@ -150,14 +144,7 @@ async def submit(
     return await once(request, server, caller, lambda: asyncio.to_thread(queue), status=202)
 
 
-@post(
-    "/v1/jobs/{id:str}/cancel",
-    summary="Cancel a job",
-    tags=["jobs"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/jobs/{id:str}/cancel", summary="Cancel a job", tags=["jobs"])
 async def cancel(request: Request[Any, Any, Any], state: State, caller: Called, id: IdPath) -> Response[Job]:
     """A queued one at once; a running one ends within seconds. 409 if it has ended."""
 
@@ -167,14 +154,7 @@ async def cancel(request: Request[Any, Any, Any], state: State, caller: Called, 
     return await once(request, state.server, caller, lambda: asyncio.to_thread(change))
 
 
-@post(
-    "/v1/jobs/{id:str}/retry",
-    summary="Retry a job",
-    tags=["jobs"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/jobs/{id:str}/retry", summary="Retry a job", tags=["jobs"])
 async def retry(request: Request[Any, Any, Any], state: State, caller: Called, id: IdPath) -> Response[Job]:
     """Queue a failed one again: its run resumes where it stopped. 409 if it did not fail."""
 
@@ -184,14 +164,7 @@ async def retry(request: Request[Any, Any, Any], state: State, caller: Called, i
     return await once(request, state.server, caller, lambda: asyncio.to_thread(change))
 
 
-@post(
-    "/v1/training/requests",
-    summary="Request a training",
-    tags=["training"],
-    status_code=202,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@begins("/v1/training/requests", summary="Request a training", tags=["training"])
 async def train(
     request: Request[Any, Any, Any], state: State, caller: Called, data: JSONBody[TrainingRequest]
 ) -> Response[TrainingStatus]:
@@ -210,13 +183,7 @@ def _requester(asked: TrainingRequest, caller: Caller) -> str:
     return actor(caller, None if asked.requested_by is None else asked.requested_by[:64])
 
 
-@get(
-    "/v1/training/status",
-    summary="List trainings",
-    tags=["training"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/training/status", summary="List trainings", tags=["training"])
 async def statuses(
     state: State,
     slot: SlotQuery = None,
@@ -233,25 +200,13 @@ async def statuses(
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/training/status/{id:str}",
-    summary="Show a training",
-    tags=["training"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/training/status/{id:str}", summary="Show a training", tags=["training"])
 async def status(state: State, id: IdPath) -> TrainingStatus:
     """Progress, metrics and artefacts of a job, as the schema `agent.rl.training.status.v1` has them."""
     return await asyncio.to_thread(lambda: _status(_job(state, id)))
 
 
-@get(
-    "/v1/training/models",
-    summary="List trained models",
-    tags=["training"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/training/models", summary="List trained models", tags=["training"])
 async def models(state: State, cursor: Cursor = None, limit: Limit = 100) -> ModelPage:
     """Registered policies, and which of them serve."""
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Request, Response, post
 from litestar.datastructures import State
 from litestar.params import JSONBody, PathParameter, QueryParameter
 from msgspec import Meta, Struct
@@ -19,15 +19,13 @@ from etude.contracts.release import State as VersionState
 from etude.release.gates.gate import REPORT
 from etude.release.versions import VersionRow, differences, steps_of, version_row, version_rows
 from etude.serving.access import Called, needs
-from etude.serving.errors import refusals
 from etude.serving.idempotency import once
 from etude.serving.keys import Role
 from etude.serving.pages import VERSION, Cursor, IdPath, Limit, SlotQuery, VersionPath, page
+from etude.serving.routes.kinds import CHANGES, begins, reads, steers
 from etude.serving.server import Server
 from etude.serving.steering import Releases, actor
 
-READS = refusals(400, 401, 403, 404, 409, 429, 503)
-CHANGES = refusals(400, 401, 403, 404, 409, 413, 429, 503)
 By = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
 Reason = Annotated[str, Meta(max_length=500)]
 
@@ -131,13 +129,7 @@ class StepTaken(Struct, kw_only=True, frozen=True):
     step: Entry
 
 
-@get(
-    "/v1/policies",
-    summary="List policies",
-    tags=["policies"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/policies", summary="List policies", tags=["policies"])
 async def listed(
     state: State,
     slot: SlotQuery = None,
@@ -157,13 +149,7 @@ async def listed(
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/policies/{version:str}",
-    summary="Show a policy",
-    tags=["policies"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/policies/{version:str}", summary="Show a policy", tags=["policies"])
 async def shown(state: State, version: VersionPath) -> PolicyDetail:
     """Its signed manifest, the reports kept with it, and every step about it."""
 
@@ -183,13 +169,7 @@ async def shown(state: State, version: VersionPath) -> PolicyDetail:
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/policies/{version:str}/lineage",
-    summary="Show what a policy learned from",
-    tags=["policies"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/policies/{version:str}/lineage", summary="Show what a policy learned from", tags=["policies"])
 async def lineage(state: State, version: VersionPath) -> PolicyLineage:
     """Earlier versions that it continues, their datasets and numbers of trajectories, and who continues it."""
 
@@ -200,13 +180,7 @@ async def lineage(state: State, version: VersionPath) -> PolicyLineage:
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/trajectories/{id:str}/policies",
-    summary="Show what learned from a task",
-    tags=["policies"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/trajectories/{id:str}/policies", summary="Show what learned from a task", tags=["policies"])
 async def learners(state: State, id: IdPath) -> LearnedFrom:
     """The datasets that hold a trajectory, and the versions that learned from them."""
 
@@ -219,13 +193,7 @@ async def learners(state: State, id: IdPath) -> LearnedFrom:
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/policies/{version:str}/diff/{other:str}",
-    summary="Compare two policies",
-    tags=["policies"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/policies/{version:str}/diff/{other:str}", summary="Compare two policies", tags=["policies"])
 async def compared(
     state: State,
     version: VersionPath,
@@ -241,13 +209,7 @@ async def compared(
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/policies/{version:str}/verification",
-    summary="Verify a policy",
-    tags=["policies"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/policies/{version:str}/verification", summary="Verify a policy", tags=["policies"])
 async def verified(state: State, version: VersionPath) -> Verified:
     """Check its signature and the hash of every file."""
 
@@ -263,13 +225,7 @@ async def verified(state: State, version: VersionPath) -> Verified:
     return await asyncio.to_thread(check)
 
 
-@get(
-    "/v1/policies/{version:str}/gates",
-    summary="Show the report of the gates",
-    tags=["policies"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/policies/{version:str}/gates", summary="Show the report of the gates", tags=["policies"])
 async def report(state: State, version: VersionPath) -> GatesReport:
     """The newest one, with the evidence of each gate."""
 
@@ -287,14 +243,7 @@ async def report(state: State, version: VersionPath) -> GatesReport:
     return await asyncio.to_thread(find)
 
 
-@post(
-    "/v1/policies/{version:str}/gates",
-    summary="Run the gates",
-    tags=["policies"],
-    status_code=202,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@begins("/v1/policies/{version:str}/gates", summary="Run the gates", tags=["policies"])
 async def judge(
     request: Request[Any, Any, Any], state: State, caller: Called, version: VersionPath, data: JSONBody[GatesAsked]
 ) -> Response[Operation]:
@@ -342,14 +291,7 @@ async def approve(
     return await once(request, state.server, caller, lambda: asyncio.to_thread(take))
 
 
-@post(
-    "/v1/policies/rollback",
-    summary="Roll a slot back",
-    tags=["policies"],
-    status_code=200,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@steers("/v1/policies/rollback", summary="Roll a slot back", tags=["policies"])
 async def roll_back(
     request: Request[Any, Any, Any], state: State, caller: Called, data: JSONBody[RollbackAsked]
 ) -> Response[StepTaken]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from litestar import Request, Response, get, post
+from litestar import Request, Response
 from litestar.datastructures import State
 from litestar.params import JSONBody, PathParameter, QueryParameter
 from msgspec import Struct
@@ -15,12 +15,11 @@ from etude.contracts.live import Operation
 from etude.contracts.query import Where, parse
 from etude.experience.definitions import RewardDefinition, definitions
 from etude.experience.rewards import Explanation, explain
-from etude.serving.access import Called, needs
+from etude.serving.access import Called
 from etude.serving.idempotency import once
-from etude.serving.keys import Role
 from etude.serving.pages import Cursor, IdPath, Limit, page
 from etude.serving.routes.datasets import Conditions
-from etude.serving.routes.policies import CHANGES, READS
+from etude.serving.routes.kinds import begins, reads
 from etude.serving.server import Server
 from etude.serving.steering import actor
 
@@ -62,7 +61,7 @@ class RescoreAsked(Struct, kw_only=True, forbid_unknown_fields=True):
     """Conditions, such as `problem=choice:model`; empty is the whole history."""
 
 
-@get("/v1/rewards", summary="List reward definitions", tags=["rewards"], guards=[needs(Role.RELEASE)], responses=READS)
+@reads("/v1/rewards", summary="List reward definitions", tags=["rewards"])
 async def listed(state: State, cursor: Cursor = None, limit: Limit = 100) -> RewardPage:
     """The built-in and the stored ones."""
 
@@ -73,13 +72,7 @@ async def listed(state: State, cursor: Cursor = None, limit: Limit = 100) -> Rew
     return await asyncio.to_thread(find)
 
 
-@get(
-    "/v1/rewards/{version:int}",
-    summary="Show a reward definition",
-    tags=["rewards"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/rewards/{version:int}", summary="Show a reward definition", tags=["rewards"])
 async def shown(state: State, version: VersionNumber) -> RewardStatus:
     """And how much of the history is rewarded under it."""
     server: Server = state.server
@@ -99,14 +92,7 @@ async def shown(state: State, version: VersionNumber) -> RewardStatus:
     return await asyncio.to_thread(find)
 
 
-@post(
-    "/v1/rewards/{version:int}/rescore",
-    summary="Reward the history again",
-    tags=["rewards"],
-    status_code=202,
-    guards=[needs(Role.RELEASE)],
-    responses=CHANGES,
-)
+@begins("/v1/rewards/{version:int}/rescore", summary="Reward the history again", tags=["rewards"])
 async def rescore(
     request: Request[Any, Any, Any], state: State, caller: Called, version: VersionNumber, data: JSONBody[RescoreAsked]
 ) -> Response[Operation]:
@@ -119,7 +105,7 @@ async def rescore(
         where = [f"--where={data.where}"] if data.where else []
         return server.steering.operations.submit(
             "rescore",
-            str(version),
+            f"{version} where {data.where}" if data.where else str(version),  # else another one would be taken for it
             ["reward", "rescore", f"--version={version}", *where, "--json"],
             by=actor(caller),
             result=f"/v1/rewards/{version}",
@@ -128,13 +114,7 @@ async def rescore(
     return await once(request, server, caller, lambda: asyncio.to_thread(begin), status=202)
 
 
-@get(
-    "/v1/trajectories/{id:str}/reward",
-    summary="Explain a reward",
-    tags=["rewards"],
-    guards=[needs(Role.RELEASE)],
-    responses=READS,
-)
+@reads("/v1/trajectories/{id:str}/reward", summary="Explain a reward", tags=["rewards"])
 async def explained(
     state: State,
     id: IdPath,

@@ -13,10 +13,19 @@ from collections.abc import Iterator, Sequence
 from etude.problems.prompt.mutations.document import Block, Document, parse
 from etude.problems.prompt.mutations.edits import Edit, Pieces
 from etude.problems.prompt.mutations.material import material_start
+from etude.problems.prompt.mutations.politeness import (
+    CLOSER,
+    FILLER,
+    NO_TASKS,
+    OPENER,
+    POLITE,
+    REQUEST,
+    SHORTER,
+    SMALL_TALK,
+)
 from etude.problems.prompt.mutations.prompts import Text
 from etude.problems.prompt.mutations.sentences import VERBS, Sentence, sentences
 from etude.problems.prompt.mutations.task import Task
-from etude.problems.prompt.mutations.wording import words
 
 NAME = "context-reduction"
 MAX_ROUNDS = 50
@@ -29,132 +38,6 @@ PLAIN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ \t\n\r,.!?;:'’\"“”()—–。�
 NAME_INSIDE = re.compile(r"(?<=[^.!?\s])\s+(?!I\b|I')[A-Z]|[A-Za-z][A-Z]|^(?!I\b)[A-Z]{2}")
 """A capital letter that does not begin a sentence."""
 LETTER = re.compile(r"[^\W\d_]|[\"“{]")
-POLITE = re.compile(r"\b(?:please|kindly|thanks|thank you|just|really|very)\b")
-
-THANKS = (
-    r"(?:many |thanks and |ok |okay )?thank(?:s| you)(?: so much| very much| a lot| a million| again)*(?: in "
-    r"advance)?"
-    r"(?: for (?:your|the|all your|any) (?:kind |great |quick )?(?:help|time|support|assistance|patience|efforts?|"
-    r"attention|"
-    r"consideration|hard work|understanding|reply|response)(?: with this| on this| in advance)?)?"
-)
-SMALL_TALK = re.compile(
-    "|".join(
-        (
-            r"(?:hi|hello|hey|greetings|good (?:morning|afternoon|evening|day))(?: there| again| all| everyone)?",
-            r"i (?:really |do )?hope (?:that )?(?:you(?:'re| are)|you have|this (?:message |note )?finds you|"
-            r"everything is|all is)"
-            r" (?:doing )?(?:well|good|great|fine|okay|ok|having an? \w+ (?:day|week|weekend)|an? \w+ (?:day|week|"
-            r"weekend))"
-            r"(?: today)?",
-            r"how are you(?: doing)?(?: today)?",
-            THANKS,
-            r"i(?: would|'d)? (?:really |truly |greatly |very much )?appreciate (?:it|this|that|(?:your|any|all "
-            r"your) "
-            r"(?:help|time|support|assistance|effort))(?: (?:very|so) much| a lot| greatly)?(?: in advance)?",
-            r"any help (?:is|would be|will be) (?:much |greatly |highly |really )?appreciated",
-            r"(?:it|that) would (?:be|mean) (?:really |very |so |super )?(?:great|nice|helpful|appreciated|awesome|"
-            r"lovely|a lot)"
-            r"(?: to me| for me| to us)?",
-            r"(?:i'm |i am |we are |so )?(?:very |really )?(?:sorry|apologies|i apologi[sz]e) (?:for|to|if) "
-            r"(?:bother(?:ing)? you|"
-            r"disturb(?:ing)? you|the (?:trouble|inconvenience|long (?:message|text|prompt)|bother)|any (?:trouble|"
-            r"inconvenience)|"
-            r"asking(?: again)?|this is long)",
-            r"i know (?:that )?(?:you(?:'re| are) (?:very |really )?(?:busy|great at this|good at this|the best|"
-            r"smart)|"
-            r"this is a lot(?: to ask)?)",
-            r"you(?:'re| are) (?:the best|awesome|amazing|a lifesaver|a star|so (?:helpful|smart|good)|a genius)",
-            r"(?:i wish you |have )a (?:great|nice|good|wonderful|lovely|beautiful) (?:day|one|week|weekend|evening)",
-            r"i(?:'m| am) (?:so |very |really |super )?(?:excited|happy|glad|curious)(?: about this| to see (?:it|"
-            r"the results?|"
-            r"your answer|what you (?:come up with|think)))?",
-            r"(?:i )?(?:can't|cannot|can not) wait(?: to see (?:it|the results?|your answer|what you come up with))?",
-            r"(?:i'm |i am )?looking forward to (?:it|this|hearing from you|seeing it|the results?|your (?:reply|"
-            r"answer|response|help))",
-            r"i have (?:a|one|another) (?:quick |small |little |simple )?(?:question|favou?r|request|task)(?: for "
-            r"you| to ask)?",
-            r"i (?:really |just )?need (?:some|your|a little) help(?: here)?(?: with (?:this|something))?",
-            r"i hope (?:this|that) (?:makes sense|is (?:clear|okay|ok|fine))|does that make sense|if that makes "
-            r"sense",
-            r"i(?:'ve| have) been (?:thinking|struggling|working|stuck) (?:about|with|on) (?:this|it) for (?:a "
-            r"while|a long time|"
-            r"hours|days|weeks|some time|ages)(?: now)?",
-        )
-    )
-)
-"""Sentences in lower case without end mark that say nothing about the task."""
-
-REQUEST = re.compile(
-    r"(?:(?:can|could|would|will) you (?:please |kindly |maybe |possibly )*(?=(?P<asked>[a-z]+)\b)"
-    r"|i(?: would|'d)? (?:really )?(?:like|love|want|need) you to (?:please |kindly )?(?=(?P<wanted>[a-z]+)\b)"
-    r"|i (?:was|am|'m)? ?wondering (?:if|whether) you (?:could|can|would|might) (?:please |kindly |maybe "
-    r")?(?=(?P<wondered>[a-z]+)\b)"
-    r"|(?:it would be (?:great|nice|helpful|good|awesome)|i(?:'d| would) (?:really )?appreciate it|i(?:'d| would) "
-    r"be (?:very |so )?grateful)"
-    r" if you (?:could|can|would) (?:please |kindly )?(?=(?P<liked>[a-z]+)\b))",
-    re.I,
-)
-"""The wrapping of a request in a sentence about it; what follows is a verb."""
-NO_TASKS = words("be feel have imagine know like notice remember see stop understand wait want")
-OPENER = re.compile(
-    r"(?:note that\s+|please(?:,| note that| be aware that| be so kind as to| feel free to)?\s+|kindly\s+|(?:and|"
-    r"also),? please\s+|"
-    r"(?:so|well|ok|okay|alright|anyway|basically|honestly|frankly|obviously|actually|hi|hello|hey|hi there|hello "
-    r"there),\s+|"
-    r"(?:hi|hello|hey)(?: there)?!\s+|"
-    r"(?:as you (?:may |might |probably )*know|as we all know|needless to say|to be (?:perfectly |completely "
-    r")?honest|"
-    r"as a matter of fact|as i (?:said|mentioned)(?: before| above| earlier)?|first of all|if you don't mind|"
-    r"if it's not too much trouble|if that's ok(?:ay)?(?: with you)?|when you have (?:a moment|time)),\s+|"
-    r"(?:it is|it's) (?:very |really )?(?:important|worth) (?:to note|to mention|noting|mentioning) that\s+|"
-    r"(?:it should be noted|i (?:would|'d) like to (?:point out|mention|add|note)|i just want to (?:say|mention|"
-    r"add)) that\s+)"
-    r"(?=[a-z{\"“])",
-    re.I,
-)
-"""What a sentence can begin without."""
-CLOSER = re.compile(
-    r",?\s+(?:please|thanks|thank you|thanks in advance|thank you in advance|thanks a lot|if you don't mind|"
-    r"if that's ok(?:ay)?(?: with you)?|if it's not too much trouble|if that makes sense|for me please|at your "
-    r"earliest convenience)"
-    r"(?=[.!?]*$)",
-    re.I,
-)
-"""What a sentence can end without."""
-SHORTER = {
-    "in order to": "to",
-    "so as to": "to",
-    "due to the fact that": "because",
-    "because of the fact that": "because",
-    "in view of the fact that": "because",
-    "despite the fact that": "although",
-    "in spite of the fact that": "although",
-    "at this point in time": "now",
-    "at the present moment": "now",
-    "for the purpose of": "for",
-    "in the event that": "if",
-    "with regard to": "about",
-    "in regard to": "about",
-    "a large number of": "many",
-    "a great number of": "many",
-    "a wide variety of": "many",
-    "each and every": "every",
-    "first and foremost": "first",
-    "has the ability to": "can",
-    "have the ability to": "can",
-    "until such time as": "until",
-    "in close proximity to": "near",
-    "make use of": "use",
-    "take into consideration": "consider",
-    "very very": "very",
-    "really really": "really",
-}
-FILLER = re.compile(
-    rf"\b(?:{'|'.join(SHORTER)})\b|(?<=[a-z,] )(?:basically|kindly) (?=[a-z])|(?<=, )(?:please )?note that "
-    rf"(?=[a-z])|(?<=, )please (?=[a-z])",
-    re.I,
-)
 FINAL_QUESTION = re.compile(r"\?+$")
 
 
@@ -370,5 +253,6 @@ def _without_block(document: Document, number: int) -> Edit:
         start = text.rfind("\n", 0, block.start) + 1
         end = text.rfind("\n", block.end, blocks[number + 1].start) + 1
     else:
-        start, end = (blocks[number - 1].end if number else 0), block.end
+        start = blocks[number - 1].end if number else 0
+        end = block.end + len(text[block.end :]) - len(text[block.end :].lstrip(" \t"))  # else it trails what is left
     return Edit(start=start, removed=text[start:end])

@@ -27,6 +27,7 @@ REDUCED = [
         "You are a helpful assistant.\n\nSort it by name.\n\nThanks!\n\nYou are a helpful assistant.",
         "You are a helpful assistant.\n\nSort it by name.",
     ),
+    ("Run it.\n\n    some code\n\nThank you!  ", "Run it.\n\n    some code"),
     ("Antworte kurz und klar. Nenne Quellen. Antworte kurz und klar.", "Antworte kurz und klar. Nenne Quellen."),
     ("簡潔に答えてください。例を挙げてください。簡潔に答えてください。", "簡潔に答えてください。例を挙げてください。"),
 ]
@@ -41,6 +42,7 @@ NOT_REDUCED = [
     "> Please quote me.\n\nRead the quote.",
     "```\nPlease keep\n```\n\nRun it.",
     "Input: the cat sat. Output: cat\n\nInput: the cat sat. Output: cat",
+    "Return the JSON. Return just the JSON.",  # just is a constraint
     "Be careful with Anna Smith. Do it.",
     "{% if a %}Be brief and clear. {% else %}Be brief and clear. {% endif %}",
     "Thank you!",  # nothing else would be left
