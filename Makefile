@@ -11,6 +11,9 @@ RECIPE := pyproject.toml constraints.txt encoders.txt
 CLIENT := clients/typescript
 PACKAGES := $(CLIENT)/node_modules/.package-lock.json
 
+# Without bytecode every process that starts would compile torch and all else that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test client check bench clean
 
@@ -29,7 +32,7 @@ test: $(DEV) ## run the tests, on two cores
 	@$(MAKE) --no-print-directory client
 
 client: $(DEV) ## test the TypeScript client with a real server, where Node is installed
-	@if node -e 'process.exit(+process.versions.node.split(".")[0] < 20)' 2>/dev/null && command -v npm >/dev/null; then \
+	@if node -e 'process.exit(+process.versions.node.split(".")[0] < 20 ? 1 : 0)' 2>/dev/null && command -v npm >/dev/null; then \
 	  $(MAKE) --no-print-directory $(PACKAGES) && \
 	  cd $(CLIENT) && PYTHON_FOR_TESTS='$(abspath $(BIN))/python' npm test --silent; \
 	else echo 'the TypeScript client is not tested: Node 20 or newer, with npm, is not installed'; fi

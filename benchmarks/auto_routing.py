@@ -4,15 +4,17 @@
 
 Nothing is special here: `etude serve` with its loop, four models in `etude.yaml`, a client that names `etude/auto` and
 reports under the id of each answer whether it was right. An upstream is right by a rule: a probability per kind of
-query (SKILL). The queries are those of the public routing data, whose kinds the client does not send. The policy is
-trained by the loop after THRESHOLD calls that were sampled evenly, and serves when a person approves it: the script
-runs `etude models approve` as soon as there is a version. Meanwhile HELD more calls are made, then the client waits:
-in life there are minutes between calls, not milliseconds.
+query (SKILL). The queries are those of the public routing data, whose kinds the client does not send. What is wanted is
+said by a budget: `choice.max_mean_cost_usd`, a share of what the best upstream costs (BUDGET). The policy is trained by
+the loop after as many calls as it waits for by default, sampled evenly, and serves when a person approves it: the
+script runs `etude models approve` as soon as there is a version. Meanwhile HELD more calls are made, then the client
+waits: in life there are minutes between calls, not milliseconds.
 
 `served_at` is the call from which the policy decides: before it, all calls are sampled evenly.
 
-The four baselines see the same queries and rules: always the best upstream, always the cheapest, any at random, and
-epsilon-greedy on the mean utility of each upstream.
+The baselines see the same queries and rules: always the best upstream, always the cheapest, any at random, and
+epsilon-greedy on the mean utility of each upstream. `possible` knows the kind of each query and how often each upstream
+is right there, and takes the best that costs at most HALF of the best upstream: no policy can do more.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ from chat_proxy import _free_port as free_port
 from chat_proxy import _running as running
 from chat_proxy import _until_ready as until_ready
 from results import save, summary
+
+from etude.loop.config import LoopConfig
 
 ROOT = Path(__file__).parents[1]
 KINDS = {
@@ -65,14 +70,17 @@ TOKENS = 19
 SHARES = (0.3, 0.3, 0.3, 0.1)
 """Of the kinds, in the traffic."""
 CALLS, LAST = 2000, 500
-THRESHOLD, WEIGHT, EPSILON = 600, 0.8, 0.1
+THRESHOLD = LoopConfig().threshold
+BUDGET, HALF = 0.45, 0.5
+"""Of what the best upstream costs."""
+WEIGHT, EPSILON = 0.8, 0.1
+"""Of epsilon-greedy: weight of success against cost, and how often it tries any."""
 TOGETHER = 4
-HELD, TRAINING_S = 350, 300.0
+HELD, TRAINING_S = 350, 900.0
 SETTINGS: dict[str, Any] = {
     "experience": {"explore": 0.05},
-    "choice": {"score": "success", "quality_weight": WEIGHT, "explore": "thompson"},
+    "choice": {"score": "success", "max_mean_cost_usd": BUDGET * TOKENS * PRICE["best"] / 1e6},
     "loop": {
-        "threshold": THRESHOLD,
         "min_hours_between": 0.0,
         "schedule": None,
         "regate_hours": 0.005,
@@ -82,17 +90,20 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+BASELINES = ("best", "possible", "cheapest", "uniform", "epsilon-greedy")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder of routes/llmrouter")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--per-s", type=float, default=25.0, help="calls per second")
     arguments = parser.parse_args()
     texts = _texts(arguments.data)
     found: dict[str, list[Mapping[str, float]]] = {}
-    for seed in range(arguments.seeds):
+    for seed in arguments.seeds:
         queries = _queries(texts, seed)
-        runs = {name: _baseline(name, queries, seed) for name in ("best", "cheapest", "uniform", "epsilon-greedy")}
+        runs = {name: _baseline(name, queries, seed) for name in BASELINES}
         with ExitStack() as stack:
             runs["auto"], served_at = _auto(stack, queries, seed, per_s=arguments.per_s)
         for name, calls in runs.items():
@@ -100,9 +111,9 @@ def main() -> None:
             found.setdefault(name, []).append(row)
             print(f"seed {seed}, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
         print(f"seed {seed}: the policy served from call {served_at}", flush=True)
-        found["auto"][-1] = {**found["etude/auto"][-1], "served_at": served_at}
+        found["auto"][-1] = {**found["auto"][-1], "served_at": served_at}
     rows = {name: {key: summary([row[key] for row in rows]) for key in rows[0]} for name, rows in found.items()}
-    save("auto_routing", {"calls": CALLS, "last": LAST, "threshold": THRESHOLD, "policies": rows})
+    save("auto_routing", {"calls": CALLS, "last": LAST, "threshold": THRESHOLD, "budget": BUDGET, "policies": rows})
 
 
 def _texts(folder: Path) -> dict[str, list[str]]:
@@ -128,6 +139,9 @@ def _baseline(name: str, queries: Sequence[tuple[int, str, float]], seed: int) -
         return ["best" if name == "best" else "tiny"] * len(queries)
     if name == "uniform":
         return [rng.choice(names) for _ in queries]
+    if name == "possible":
+        by_kind = max(product(names, repeat=len(KINDS)), key=_worth)
+        return [by_kind[kind] for kind, _, _ in queries]
     sums, counts, chosen = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0), list[str]()
     for query in queries:
         untried = [model for model in names if not counts[model]]
@@ -137,6 +151,13 @@ def _baseline(name: str, queries: Sequence[tuple[int, str, float]], seed: int) -
         counts[model] += 1
         chosen.append(model)
     return chosen
+
+
+def _worth(by_kind: Sequence[str]) -> tuple[float, float]:
+    """The share of right answers with an upstream for each kind, or -1 above HALF; then what it saves."""
+    cost = sum(share * PRICE[model] for model, share in zip(by_kind, SHARES, strict=True))
+    right = sum(SKILL[model][kind] * share for kind, (model, share) in enumerate(zip(by_kind, SHARES, strict=True)))
+    return (round(right, 9) if cost <= HALF * PRICE["best"] else -1.0), -cost
 
 
 def _row(calls: Sequence[str], queries: Sequence[tuple[int, str, float]]) -> dict[str, float]:
@@ -189,8 +210,8 @@ async def _drive(
 
         async def call(i: int) -> None:
             async with turn:
-                text = f"#{i} {queries[i][1]}"
-                body = {"model": "etude/auto", "messages": [{"role": "user", "content": text}]}
+                messages = [{"role": "user", "content": queries[i][1]}]
+                body = {"model": "etude/auto", "messages": messages, "seed": i}  # which the upstream answers by
                 answer = await client.post("/v1/chat/completions", json=body)
                 answer.raise_for_status()
                 chosen[i], policies[i] = answer.headers["x-etude-model"], answer.headers["x-etude-policy"]
@@ -249,14 +270,13 @@ async def _approve(folder: Path) -> None:
 
 @contextmanager
 def _upstreams(queries: Sequence[tuple[int, str, float]]) -> Iterator[dict[str, str]]:
-    """A server for each, in threads: it knows by the number of the query whether it is right."""
+    """A server for each, in threads: it knows by the number of the query, its `seed`, whether it is right."""
     sys.path.insert(0, str(ROOT))
     from tests.chat_server import ChatServer, in_thread
 
     def answers(name: str) -> Any:
         def answer(request: dict[str, Any]) -> str:
-            number = int(request["messages"][0]["content"].split()[0][1:])
-            return "right" if _right(name, queries[number]) else "wrong"
+            return "right" if _right(name, queries[request["seed"]]) else "wrong"
 
         return answer
 

@@ -110,9 +110,12 @@ def saturated(
     return _run(address, requests, always(), connections, core, keep=False)
 
 
-def _rest_s(began: float, upcoming: float | None) -> float:
-    """Seconds to wait for answers: until shortly before the next request is due, since epoll counts in milliseconds."""
-    return 0.1 if upcoming is None else max(0.0, began + upcoming - time.perf_counter() - 0.002)
+def _rest(poll: select.epoll, began: float, upcoming: float | None) -> None:
+    """Wait for answers until the next request is due, and leave the core to others meanwhile: a generator that only
+    looks again and again takes it from the server. epoll counts in milliseconds, select in microseconds."""
+    seconds = 0.1 if upcoming is None else began + upcoming - time.perf_counter()
+    if seconds > 0:
+        select.select([poll], [], [], seconds)
 
 
 def _run(
@@ -143,7 +146,8 @@ def _run(
             gave_up = gave_up or now + PATIENCE_S
             if now > gave_up:
                 break
-        for number, _ in poll.poll(_rest_s(began, upcoming)):
+        _rest(poll, began, upcoming)
+        for number, _ in poll.poll(0):
             connection = known[number]
             try:
                 answer = connection.receive()

@@ -7,19 +7,21 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from choices import read
 
 import etude
+from etude.bootstrap import experience as wiring
 from etude.bootstrap.experience import open_place
 from etude.bootstrap.gates import contender
 from etude.bootstrap.release import settings_here
-from etude.contracts.decision import Preferences
+from etude.contracts.decision import Decision, DecisionRequest
 from etude.contracts.query import Where
 from etude.experience.datasets import DatasetConfig, create
 from etude.loop.coordinator import Coordinator
+from etude.problems.choice.policy import ChoicePolicy
 from etude.problems.table import find_spec
 from etude.release.registry import Registry
 
@@ -32,14 +34,14 @@ HELD_OUT = 1500
 """Queries that no traffic has."""
 FIRST = 3000
 """Uniform choices before the first policy, of which it learns from a sixth; the others judge it."""
-HALF_LIFE = 6000
-"""Rows, a day of traffic, after which a past row counts half."""
+RESERVE = 0.05
+"""Share of the cost without a policy by which the budget is below it."""
 PRICES, QUALITY, CHANGED = 0.15, 0.15, 2
 """Standard deviations per cycle of the logarithm of prices, and of the quality factor of some models; and how many."""
 
 
 class ChoiceWorld:
-    slot, per_day, batch = SLOT, 6000, 500
+    slot, per_day, batch, start = SLOT, 6000, 500, "no policy"
 
     def __init__(self, folder: Path, seed: int) -> None:
         data = read(folder)
@@ -49,8 +51,12 @@ class ChoiceWorld:
         self.names = [option["name"] for option in data.options]
         self.drift(-1)
 
-    def settings(self, budget: float | None) -> dict[str, Any]:
-        """`budget` is what the first policy costs: later ones are to cost no more."""
+    def budget(self) -> float:
+        """Mean USD of a query of the traffic with options that are sampled evenly, as they are without a policy, less
+        a reserve, since a budget holds for the mean of past queries."""
+        return (1 - RESERVE) * float(self.cost[np.ix_(self.traffic, self.offered)].mean())
+
+    def settings(self) -> dict[str, Any]:
         return {
             "experience": {
                 "reward_version": 4,
@@ -61,8 +67,7 @@ class ChoiceWorld:
             "choice": {
                 "explore": "epsilon",
                 "epsilon": EPSILON,
-                "half_life_rows": HALF_LIFE,
-                "max_mean_cost_usd": budget,
+                "max_mean_cost_usd": self.budget(),
             },
             "release": {"gates": {"min_propensity": EPSILON / OFFERED}},
         }
@@ -90,6 +95,9 @@ class ChoiceWorld:
         self.cost = self.data.cost * self.price
         self.options = [self._option(i) for i in self.offered]
         self.logged: dict[int, list[float]] = {}
+        for collector in wiring._collector.made.values():  # what serves starts again, with the settings of the cycle
+            collector.bus.close()
+        wiring._collector.made.clear()
         return said
 
     def _option(self, i: int) -> dict[str, Any]:
@@ -137,36 +145,60 @@ class ChoiceWorld:
             found.append({"success": float(success), "cost_usd": cost})
         return found
 
-    def cost_of(self, registry: Registry, version: str) -> float:
-        """Mean USD per query of traffic."""
-        return self._measure(registry, version, self.traffic[:HELD_OUT])["cost_usd"]
-
     def measure(self, registry: Registry, version: str) -> dict[str, float]:
-        return self._measure(registry, version, self.held_out)
+        return self._measure(self._decider(registry, version))
 
-    def _measure(self, registry: Registry, version: str, rows: np.ndarray) -> dict[str, float]:
-        """Exact: the mean over queries of what each option gives, by the policy's probabilities."""
-        decider: Any = contender(registry.artefact(version), find_spec("choice"), SLOT, settings_here()).load()
-        success, cost, greedy = [], [], []
-        for row in rows:
-            p = decider.score(self.context(row), self.options, Preferences()).probability
-            success.append(p @ self.success[row, self.offered])
-            cost.append(p @ self.cost[row, self.offered])
-            greedy.append(self.success[row, self.offered[int(p.argmax())]])
-        return {"success": float(np.mean(success)), "cost_usd": float(np.mean(cost)), "greedy": float(np.mean(greedy))}
+    def _decider(self, registry: Registry, version: str) -> ChoicePolicy:
+        return cast(
+            ChoicePolicy, contender(registry.artefact(version), find_spec("choice"), SLOT, settings_here()).load()
+        )
+
+    def _measure(self, decider: ChoicePolicy) -> dict[str, float]:
+        """Exact: the mean over held-out queries of what each option gives, by the policy's probabilities."""
+        offered = tuple(self.options)
+        requests = [DecisionRequest(context=self.context(row), options=offered, explain=True) for row in self.held_out]
+        made = cast(list[Decision], decider.decide_many(requests))
+        p = np.array([[one.expected[option["name"]].probability for option in offered] for one in made])
+        greedy = self.success[self.held_out, np.array(self.offered)[p.argmax(1)]].mean()
+        return self._of(p) | {"greedy": float(greedy)}
 
     def baselines(self) -> dict[str, dict[str, float]]:
         means = {i: float(np.mean(seen)) for i, seen in self.logged.items() if len(seen) >= 30}
         logged = max(means, key=lambda i: means[i]) if means else self.offered[0]
         hindsight = max(self.offered, key=lambda i: self.success[self.held_out, i].mean())
-        best = self.success[self.held_out][:, self.offered].max(1).mean()
-        mean = {"success": self.success, "cost_usd": self.cost}
+        even = np.full((len(self.held_out), OFFERED), 1 / OFFERED)
         return {
-            "no policy": {key: float(x[self.held_out][:, self.offered].mean()) for key, x in mean.items()},
+            "no policy": self._of(even),
             "best mean in the logs": self._single(logged),
             "best single option": self._single(hindsight),
-            "oracle": {"success": float(best), "cost_usd": float("nan")},
+            "best by task type": self._best_by_type(),
         }
+
+    def _best_by_type(self) -> dict[str, float]:
+        """The rule with one option per task type that has most success within the budget, exploring as policies do: by
+        what is true of the traffic's queries, with the cost weighed by one price for all."""
+        assert self.data.types is not None
+        types = np.array(self.data.types)
+        success, cost = self.success[:, self.offered], self.cost[:, self.offered]
+        found = []
+        for price in (0.0, *np.logspace(0, 6, 61)):
+            taken = {
+                kind: int((success[rows].mean(0) - price * cost[rows].mean(0)).argmax())
+                for kind in set(types[self.held_out])
+                if len(rows := self.traffic[types[self.traffic] == kind])
+            }
+            chosen = [taken.get(kind, 0) for kind in types]
+            p = (1 - EPSILON) * np.eye(OFFERED)[chosen] + EPSILON / OFFERED
+            if (p * cost)[self.traffic].sum(1).mean() > self.budget():
+                continue
+            found.append(self._of(p[self.held_out]) | {"traffic": float((p * success)[self.traffic].sum(1).mean())})
+        return max(found, key=lambda row: row["traffic"])
+
+    def _of(self, p: np.ndarray) -> dict[str, float]:
+        """Of probabilities (held out, offered)."""
+        at = np.ix_(self.held_out, self.offered)
+        success, cost = (p * self.success[at]).sum(1).mean(), (p * self.cost[at]).sum(1).mean()
+        return {"success": float(success), "cost_usd": float(cost)}
 
     def _single(self, i: int) -> dict[str, float]:
         return {

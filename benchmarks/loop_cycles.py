@@ -10,9 +10,11 @@ outbox, ingest, rewards, `Coordinator.tick` with its trigger, `etude train` as a
 shadow, canary stages, promotion or rollback, and the holdback. The statistics are the defaults.
 
 A cycle is a week. It begins with a drift of the catalogue: prices change, the quality of some options changes, an
-option appears and another one disappears. Traffic is served until the release of the week has ended, at most for seven
-days. After each cycle three policies are measured in the same state of the world, on tasks that no traffic had, as
-they serve: the one that served before the cycle, the one that serves after it, and the first one, unchanged.
+option appears and another one disappears; then the operator sets the budget again: what the world would cost without a
+policy. Traffic is served until the release of the week has ended, at most for seven days. After each cycle three
+policies are measured in the same state of the world, on tasks that no traffic had, as they serve: the one that served
+before the cycle, the one that serves after it, and the first one, unchanged; and next to them the start, what decides
+where there is no loop yet.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ from etude.bootstrap.loop import open_loop
 from etude.bootstrap.releases import RegistryReleases
 from etude.contracts.jobs import Job, JobState, Stage
 from etude.contracts.release import Entry
+from etude.evidence.overlap import Verdict
 from etude.learning.run_folder import find_policy
 from etude.loop.coordinator import Coordinator
 from etude.release.registry import Registry
 
 CYCLES, WEEK = 10, timedelta(days=7)
 MARGIN, WANTED = 0.03, 1.15
-"""Allowed loss of success in a cycle; wanted ratio of success to the first policy at the end."""
+"""Allowed loss of success in a cycle; wanted ratio of success to the start at the end."""
 SUCCESS_REWARD = 4
 """Version of the reward: whether the task succeeded, from 0 to 1."""
 OPERATOR = "operator"
@@ -52,7 +55,6 @@ POLL_S = 1.0
 CLOCK = Path("clock.txt")
 """The simulated time of the last tick."""
 ENDED = (Stage.REFUSED, Stage.STARTED, Stage.SUPERSEDED)
-MEASURED = ("start", "before", "after")
 
 Measures = dict[str, float]
 
@@ -76,9 +78,14 @@ class World(Protocol):
     """Tasks per day."""
     batch: int
     """Tasks between two ticks."""
+    start: str
+    """The measured row of what decides where there is no loop yet."""
 
-    def settings(self, budget: float | None) -> dict[str, Any]:
-        """The problem's own sections of etude.yaml, and those of experience; `budget` is in USD per task."""
+    def budget(self) -> float | None:
+        """USD per task that policies may cost in the present state: what it costs without one; None is no budget."""
+
+    def settings(self) -> dict[str, Any]:
+        """The problem's own sections of etude.yaml, and those of experience, in the present state."""
 
     def drift(self, cycle: int) -> str:
         """Move to the state of a cycle; what changed, in words."""
@@ -88,9 +95,6 @@ class World(Protocol):
 
     def serve(self, number: int, clock: SimulatedClock) -> list[Measures]:
         """Carry out that many tasks by what serves, recorded as trajectories; their outcomes."""
-
-    def cost_of(self, registry: Registry, version: str) -> float | None:
-        """The budget of all later policies: what this one costs per task of the traffic; None is no budget."""
 
     def measure(self, registry: Registry, version: str) -> Measures:
         """The policy as it serves, in the present state, on held-out tasks: success, cost_usd and others."""
@@ -144,15 +148,17 @@ class Bench:
         """The first policy serves: trained, judged by its gates, approved by a person."""
         run = find_policy(Path(self.world.first(self.loop, self.clock)))
         version = self.registry.register(run, self.world.slot, actor=OPERATOR)
-        verdict = self.releases.gate(version, self.world.slot)
+        while (verdict := self.releases.gate(version, self.world.slot)) is Verdict.CANNOT_TELL:
+            self.world.serve(2 * self.world.batch, self.clock)  # without a policy still
+            self.loop.ingest()
         self.registry.approve(self.world.slot, version, by=OPERATOR)
         self.registry.promote_directly(self.world.slot, version, by=OPERATOR, reason="the first policy")
         with self.log.open("a") as file:
             print(f"{self.clock.now:%m-%d %H:%M} first policy {version}: gates {verdict}", file=file)
         return version
 
-    def cycle(self, number: int, start: str) -> dict[str, Any]:
-        began, slot, drift = time.perf_counter(), self.world.slot, self.world.drift(number)
+    def cycle(self, number: int, first: str, drift: str) -> dict[str, Any]:
+        began, slot = time.perf_counter(), self.world.slot
         at = self._state(number)
         before, known, entries = at["before"], set(at["jobs"]), at["entries"]
         ends, self.served = datetime.fromisoformat(at["ends"]), []
@@ -164,11 +170,12 @@ class Bench:
         days = 7 - (ends - self.clock.now) / timedelta(days=1)
         self.clock.now = max(self.clock.now, ends)
         CLOCK.write_text(self.clock.now.isoformat())
-        versions = {"start": start, "before": before, "after": self.incumbent()}
+        versions = {"first": first, "before": before, "after": self.incumbent()}
         measured = {version: self.world.measure(self.registry, version) for version in set(versions.values())}
         return {
             "cycle": number,
             "drift": drift,
+            "budget": self.world.budget(),
             "versions": versions,
             "policies": {name: measured[version] for name, version in versions.items()} | self.world.baselines(),
             "served": {"tasks": len(self.served), "days": days} | _means(self.served),
@@ -259,49 +266,48 @@ def run(problem: str, seed: int, out: Path, cycles: int, world: World) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     file = Path("etude.yaml")
-    done: dict[str, Any] = {"problem": problem, "seed": seed, "start": "", "budget": None, "cycles": []}
+    done: dict[str, Any] = {"problem": problem, "seed": seed, "start": world.start, "first": "", "cycles": []}
     if out.exists():
         done = json.loads(out.read_text())
     clock = SimulatedClock()
     if CLOCK.exists():
         clock.now = datetime.fromisoformat(CLOCK.read_text())
     set_clock(clock)
-    world.drift(len(done["cycles"]) - 1)
-    file.write_text(yaml.safe_dump(settings(world, done["budget"])))
-    if not done["start"]:
+    if not done["first"]:
+        world.drift(-1)
+        file.write_text(yaml.safe_dump(settings(world)))
         with open_loop(file) as loop:
-            bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
-            done["start"] = bench.begin()
-            done["budget"] = world.cost_of(bench.registry, done["start"])
+            done["first"] = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt").begin()
             loop.resign()
         out.write_text(json.dumps(done))
-        file.write_text(yaml.safe_dump(settings(world, done["budget"])))
-    with open_loop(file) as loop:
-        bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
-        for number in range(len(done["cycles"]), cycles):
-            found = bench.cycle(number, done["start"])
-            done["cycles"].append(found)
-            out.write_text(json.dumps(done, indent=1))
-            print(line(found), flush=True)
-        loop.resign()
+    for number in range(len(done["cycles"]), cycles):
+        drift = world.drift(number)
+        file.write_text(yaml.safe_dump(settings(world)))
+        with open_loop(file) as loop:
+            bench = Bench(world=world, clock=clock, loop=loop, log=folder / "log.txt")
+            found = bench.cycle(number, done["first"], drift)
+            loop.resign()
+        done["cycles"].append(found)
+        out.write_text(json.dumps(done, indent=1))
+        print(line(found), flush=True)
 
 
-def settings(world: World, budget: float | None) -> dict[str, Any]:
-    """etude.yaml: the product's defaults, but for a weekly job, a holdback that ends before the next week, a reward
-    with bounds, and for choices a budget, what the first policy costs."""
+def settings(world: World) -> dict[str, Any]:
+    """etude.yaml: the product's defaults, but for a weekly job that learns from its week alone, a holdback of six
+    hours, a reward with bounds, and for choices a budget."""
     own: dict[str, Any] = {
         "loop": {
-            "threshold": 12000,
-            "window_days": 14.0,
+            "threshold": 9000,
+            "window_days": 1.0,
             "regate_hours": 12.0,
             "min_hours_between": 168.0,
             "schedule": None,
             "drift": False,
             "nice": 0,
         },
-        "release": {"canary": {"holdback_days": 1.0}},
+        "release": {"canary": {"holdback_days": 0.25}},
     }
-    for section, values in world.settings(budget).items():
+    for section, values in world.settings().items():
         own[section] = own.get(section, {}) | values
     return own
 
@@ -316,64 +322,93 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def merge(files: list[Path]) -> None:
-    """The results file of all seeds in these files, by problem; seeds that have not all cycles are left out."""
+    """The results file of all seeds in these files, by problem, with the cycles that each of them has."""
     found: dict[str, Any] = {"cycles": CYCLES, "margin": MARGIN, "wanted": WANTED}
+    read = [json.loads(file.read_text()) for file in files]
     for problem in ("choice", "workflow"):
-        read = [json.loads(file.read_text()) for file in files]
-        seeds = [one for one in read if one["problem"] == problem and len(one["cycles"]) == CYCLES]
+        seeds = [one for one in read if one["problem"] == problem and one["cycles"]]
         if seeds:
-            found[problem] = merged(seeds)
+            found[problem] = merged(sorted(seeds, key=lambda one: one["seed"]))
             show(problem, found[problem])
     save("loop_cycles", found)
 
 
 def merged(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each number is by seed, with its mean and 95 % interval over seeds."""
-
-    def each(number: int, name: str, key: str) -> list[float]:
-        return [seed["cycles"][number]["policies"][name][key] for seed in seeds]
-
-    def compared(number: int, key: str, other: str, *, ratio: bool) -> dict[str, Any] | None:
-        pairs = zip(each(number, "after", key), each(number, other, key), strict=True)
-        return summary([x / y if ratio else x - y for x, y in pairs])
-
-    last, cycles = CYCLES - 1, [cycle for seed in seeds for cycle in seed["cycles"]]
-    jobs = [job for cycle in cycles for job in cycle["jobs"]]
-    others = [name for name in seeds[0]["cycles"][last]["policies"] if name not in MEASURED]
-    losses = [c["policies"]["before"]["success"] - c["policies"]["after"]["success"] for c in cycles]
+    """Each number is by seed, with its mean and 95 % interval over seeds; the end is the last cycle that a seed has."""
+    last, cycles = [seed["cycles"][-1] for seed in seeds], [cycle for seed in seeds for cycle in seed["cycles"]]
+    jobs, start = [job for cycle in cycles for job in cycle["jobs"]], seeds[0]["start"]
+    rows = [name for name in last[0]["policies"] if name not in ("before", "after")]
+    released = [cycle for cycle in cycles if cycle["versions"]["after"] != cycle["versions"]["before"]]
+    longest = max(len(seed["cycles"]) for seed in seeds)
+    each = [[seed["cycles"][i] for seed in seeds if i < len(seed["cycles"])] for i in range(longest)]
     return {
         "seeds": [seed["seed"] for seed in seeds],
-        "success at the end": summary(each(last, "after", "success")),
-        "success to the start": compared(last, "success", "start", ratio=True),
-        "cost to the start": compared(last, "cost_usd", "start", ratio=True),
-        "to baselines": {
-            name: {key: compared(last, key, name, ratio=True) for key in ("success", "cost_usd")} for name in others
+        "cycles": [len(seed["cycles"]) for seed in seeds],
+        "start": start,
+        "at the end": {
+            name: {key: summary([one["policies"][name][key] for one in last]) for key in ("success", "cost_usd")}
+            for name in [*rows, "after"]
         },
-        "baselines at the end": {name: summary(each(last, name, "success")) for name in others},
-        "largest loss in a cycle": max(losses),
-        "gain": [compared(i, "success", "before", ratio=False) for i in range(CYCLES)],
-        "to the start": [compared(i, "success", "start", ratio=True) for i in range(CYCLES)],
-        "costs to the start": [compared(i, "cost_usd", "start", ratio=True) for i in range(CYCLES)],
+        "compared at the end": {
+            name: {key: summary([compared(one, name, key) for one in last]) for key in ("success", "cost_usd")}
+            for name in rows
+        },
+        "compared in all cycles": {
+            name: {
+                key: summary([float(np.mean([compared(c, name, key) for c in seed["cycles"]])) for seed in seeds])
+                for key in ("success", "cost_usd")
+            }
+            for name in rows
+        },
+        "by cycle": {
+            key: [summary([compared(cycle, start, key) for cycle in cycles]) for cycles in each]
+            for key in ("success", "cost_usd")
+        },
+        "traffic to the start": {
+            key: summary([in_traffic(seed, key) for seed in seeds]) for key in ("success", "cost_usd")
+        },
+        "gain of a release": [gain(cycle) for cycle in released],
+        "largest loss by a release": max((-gain(cycle) for cycle in released), default=0.0),
+        "cycles without a release": len(cycles) - len(released),
         "jobs": len(jobs),
         "usd per job": summary([job["usd"] for job in jobs]),
         "cpu hours per job": summary([job["cpu_hours"] for job in jobs]),
         "steps": dict(Counter(step["action"] for cycle in cycles for step in cycle["steps"])),
         "tasks": sum(cycle["served"]["tasks"] for cycle in cycles),
-        "seconds per seed": [sum(cycle["seconds"] for cycle in seed["cycles"]) for seed in seeds],
     }
+
+
+def compared(cycle: Mapping[str, Any], other: str, key: str) -> float:
+    """The policy that serves after a cycle, as a ratio to another row."""
+    policies = cycle["policies"]
+    return float(policies["after"][key] / policies[other][key])
+
+
+def gain(cycle: Mapping[str, Any]) -> float:
+    """Success that a cycle brings, compared with the policy that served before it."""
+    return float(cycle["policies"]["after"]["success"] - cycle["policies"]["before"]["success"])
+
+
+def in_traffic(seed: Mapping[str, Any], key: str) -> float:
+    """All that was served, explored and tried in canaries, as a ratio to the start."""
+    tasks = np.array([cycle["served"]["tasks"] for cycle in seed["cycles"]])
+    served = np.array([cycle["served"][key] for cycle in seed["cycles"]])
+    return float(tasks @ served / (tasks @ [cycle["policies"][seed["start"]][key] for cycle in seed["cycles"]]))
 
 
 def show(problem: str, found: dict[str, Any]) -> None:
     def text(row: dict[str, Any]) -> str:
-        return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}] {[round(x, 3) for x in row['values']]}"
 
-    print(
-        f"{problem}, seeds {found['seeds']}: success {text(found['success to the start'])} of the start's at ", end=""
-    )
-    print(f"{text(found['cost to the start'])} of its cost, largest loss {found['largest loss in a cycle']:.3f}")
-    for number, row in enumerate(found["gain"]):
-        print(f"  cycle {number}: gain {text(row)}, to the start {text(found['to the start'][number])}")
-    print(f"  {found['jobs']} jobs, {text(found['usd per job'])} USD each; {found['steps']}")
+    print(f"{problem}, seeds {found['seeds']}, cycles {found['cycles']}; the end, compared with")
+    for name, row in found["compared at the end"].items():
+        print(f"  {name}: success {text(row['success'])}, cost {text(row['cost_usd'])}")
+    print("by cycle, compared with the start:")
+    for success, cost in zip(*found["by cycle"].values(), strict=True):
+        print(f"  success {text(success)}, cost {text(cost)}")
+    print(f"traffic: {text(found['traffic to the start']['success'])}")
+    print(f"gains {[round(x, 3) for x in found['gain of a release']]}, {found['cycles without a release']} without one")
+    print(f"{found['jobs']} jobs, {text(found['usd per job'])} USD each; {found['steps']}")
 
 
 def main() -> None:

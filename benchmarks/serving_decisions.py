@@ -33,6 +33,7 @@ from serving_home import (
     begin,
     bodies,
     expose,
+    free_port,
     learn_allocation,
     learn_choice,
     learn_workflow,
@@ -101,9 +102,20 @@ def _ready_s() -> float:
 def floor(key: str, seconds: float) -> dict[str, float]:
     """Requests of that size, and nothing done about them."""
     Path("floor.py").write_text(FLOOR)
-    command = [sys.executable, "-m", "uvicorn", "floor:app", "--port", "18765", "--no-access-log", "--lifespan", "off"]
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "floor:app",
+        "--port",
+        str(port),
+        "--no-access-log",
+        "--lifespan",
+        "off",
+    ]
     with process(command, SERVER, "floor.log"):
-        address = ("127.0.0.1", 18765)
+        address = ("127.0.0.1", port)
         _until_up(address, requests(PATH, key, bodies(PLAIN))[0])
         return _saturated(address, requests(PATH, key, bodies(PLAIN)), seconds)
 
@@ -164,12 +176,12 @@ def swap(running: Running, key: str, versions: Sequence[str], rate: float, secon
 def peer(slot: str, version: str, key: str, rate: float, seconds: float) -> dict[str, Any]:
     """FastAPI with the same policy."""
     about = {"PEER_POLICY": version, "PEER_KEY": key, "PEER_DATABASE": str(Path("peer") / f"{slot}.sqlite")}
-    folder = str(Path(__file__).parent)
-    command = [sys.executable, "-m", "uvicorn", "serving_peer:app", "--app-dir", folder, "--port", "18766"]
+    folder, port = str(Path(__file__).parent), free_port()
+    command = [sys.executable, "-m", "uvicorn", "serving_peer:app", "--app-dir", folder, "--port", str(port)]
     with process([*command, "--no-access-log"], SERVER, "peer.log", more=about) as (_, running):
-        address, made = ("127.0.0.1", 18766), requests(PATH, key, bodies(slot))
+        address, made = ("127.0.0.1", port), requests(PATH, key, bodies(slot))
         _until_up(address, made[0])
-        found = Running(port=18766, process=running, ready_s=0.0)
+        found = Running(port=port, process=running, ready_s=0.0)
         saturated(address, lambda i: made[i % len(made)], seconds=min(3.0, seconds), core=GENERATOR)
         began = found.cpu_s()
         open_load = _at_rate(address, made, rate, seconds)

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +49,8 @@ OPTIONS: list[dict[str, Any]] = [
     for i in range(20)
 ]
 PLAIN, TEXT, ALLOCATION, WORKFLOW = "choice:plain", "choice:text", "allocation", "workflow"
+PARTS = {"ingest": "etude.bootstrap.ingesting", "loop": "etude.cli loop run"}
+"""Modules that the server's own processes run."""
 VARIANTS = 512
 """Different requests of each kind, in turns."""
 
@@ -148,15 +151,29 @@ class Running:
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", self.port
 
-    def rss_mb(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+)", status)
-        assert found is not None
-        return int(found[1]) / 1024
+    def rss_mb(self) -> dict[str, float]:
+        """Memory of the server, of the process that stores events, and of the loop if there is one."""
+        found = {"server": _rss_mb(self.process.pid)}
+        for pid, command in _children(self.process.pid):
+            found |= {name: _rss_mb(pid) for name, module in PARTS.items() if module in command}
+        return found
 
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _children(parent: int) -> Iterator[tuple[int, str]]:
+    """Processes that a process has started, with their command lines."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                yield int(folder.name), (folder / "cmdline").read_text().replace("\0", " ")
+
+
+def _rss_mb(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return 0.0 if found is None else int(found[1]) / 1024
 
 
 def make_key() -> str:
@@ -199,6 +216,12 @@ def process(
             except subprocess.TimeoutExpired:
                 running.kill()
                 running.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
 
 
 def _port(running: subprocess.Popen[Any], log: str) -> int:

@@ -25,15 +25,25 @@ class FaultyFront:
         self._host, self._port, self.script = parts.hostname, parts.port, deque(script)
         self.url, self.connected = "", 0
         self._server: asyncio.Server | None = None
+        self._served: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> FaultyFront:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
+        for task in self._served:
+            task.cancel()
+        await asyncio.gather(*self._served, return_exceptions=True)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Keeps the task of the request: asyncio forgets it when the client leaves, though it may wait for others."""
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connected += 1
@@ -58,10 +68,13 @@ class FaultyFront:
         behind, to_behind = await asyncio.open_connection(self._host, self._port)
         to_behind.write(head[:-2] + b"Connection: close\r\n\r\n")
         there = asyncio.create_task(_copy(reader, to_behind, None))
+        back = asyncio.create_task(_copy(behind, writer, cut))
         try:
-            await _copy(behind, writer, cut)
+            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)  # a client that leaves ends both
         finally:
-            there.cancel()
+            for one in (there, back):
+                one.cancel()
+            await asyncio.gather(there, back, return_exceptions=True)
             to_behind.close()
 
 

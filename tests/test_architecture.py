@@ -438,7 +438,7 @@ def test_rules_let_through_what_is_allowed(sources: dict[str, str]) -> None:
 
 
 def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -8,8 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+
+import pytest
+
+from tests import tiny
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 SMALL = ("--executions", "60", "--workflows", "100", "--compare", "10")
@@ -21,7 +26,25 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "etude.cli", *args]
 
 
-def etude(*args: str, cwd: Path, timeout_s: float = 120) -> str:
+Here = Callable[..., str]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """The command in this process, which has imported everything."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*args: str, cwd: Path) -> str:
+        monkeypatch.chdir(cwd)
+        capsys.readouterr()
+        code, said = tiny.etude(*args), capsys.readouterr()
+        assert code == 0, said.out + said.err
+        return said.out.replace("\N{NO-BREAK SPACE}", " ")
+
+    return run
+
+
+def etude(*args: str, cwd: Path, timeout_s: float = 300) -> str:
     done = subprocess.run(command(*args), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -66,7 +89,7 @@ def lines(log: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (log / "executions.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_demo_promotes_on_proof_and_rolls_back_on_harm(tmp_path: Path) -> None:
+def test_demo_promotes_on_proof_and_rolls_back_on_harm(tmp_path: Path, here: Here) -> None:
     """The real loop with the default error probabilities, so it is not smaller than the demo itself."""
     (tmp_path / "etude.yaml").write_text("release: {canary: {stages: [50, 100]}}\n")  # not the demo's business
     stdout = etude("demo", cwd=tmp_path, timeout_s=600)
@@ -91,15 +114,15 @@ def test_demo_promotes_on_proof_and_rolls_back_on_harm(tmp_path: Path) -> None:
     charts = ("rolled-back-harm", "rolled-back-effect") if back[2] != "0" else ()  # its first errors may be enough
     for part in ("policies", "promoted-steps", "promoted-safety", "rolled-back-steps", *charts):
         assert f'id="{part}"' in page
-    assert "unaltered" in etude("audit", "verify", cwd=run)
-    log = etude("audit", "log", "choice:model", cwd=run)
+    assert "unaltered" in here("audit", "verify", cwd=run)
+    log = here("audit", "log", "choice:model", cwd=run)
     assert log.count("rolled_back") == 1
-    written = etude("canary", "report", "choice:model", "--html", "release.html", cwd=run)
+    written = here("canary", "report", "choice:model", "--html", "release.html", cwd=run)
     assert "report: release.html" in written
     assert back[1] in (run / "release.html").read_text("utf-8")
 
 
-def test_workflow_demo_closes_its_loop(tmp_path: Path) -> None:
+def test_workflow_demo_closes_its_loop(tmp_path: Path, here: Here) -> None:
     (tmp_path / "etude.yaml").write_text("office: {scenarios: 7}\n")  # not the demo's business
     stopped = interrupt_while_collecting("demo", "workflow", *SMALL, cwd=tmp_path)
     assert "The same command resumes:\n  etude demo workflow --executions 60" in stopped
@@ -145,7 +168,7 @@ def test_workflow_demo_closes_its_loop(tmp_path: Path) -> None:
     # Without its report it was interrupted at the very end: nothing is made again, and the page is the same.
     (run / "report.html").unlink()
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*.jsonl")}
-    again = etude("demo", "workflow", *SMALL, cwd=tmp_path)
+    again = here("demo", "workflow", *SMALL, cwd=tmp_path)
     assert "60 of 60 workflows are there already" in again
     assert stdout[stdout.index("5 of 5: ") : stdout.index("The demo took")] in again
     assert (run / "report.html").read_text("utf-8") == page
@@ -153,7 +176,7 @@ def test_workflow_demo_closes_its_loop(tmp_path: Path) -> None:
     assert [path.name for path in run.parent.iterdir()] == ["demo"]
 
 
-def test_allocation_demo_trains_compares_and_reports(tmp_path: Path) -> None:
+def test_allocation_demo_trains_compares_and_reports(tmp_path: Path, here: Here) -> None:
     (tmp_path / "etude.yaml").write_text("allocation: {variant: matched}\n")  # not the demo's business
     stdout = etude("demo", "allocation", *SMALL_ALLOCATION, cwd=tmp_path)
 
@@ -177,7 +200,7 @@ def test_allocation_demo_trains_compares_and_reports(tmp_path: Path) -> None:
 
     # Without its report it was interrupted after training: the same command makes the rest, the same as before.
     (run / "report.html").unlink()
-    again = etude("demo", "allocation", *SMALL_ALLOCATION, cwd=tmp_path)
+    again = here("demo", "allocation", *SMALL_ALLOCATION, cwd=tmp_path)
     assert f"runs/demo: resuming after {summary['step']:,} steps" in again
     assert stdout[stdout.index("10 episodes each") : stdout.index("One decision takes")] in again
     assert (run / "report.html").read_text("utf-8") == page

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.tiny import etude
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "15-your-own-tools.md"
@@ -29,24 +30,23 @@ def test_all_pages_have_the_same_commands() -> None:
     assert commands(INIT_README) == commands(TUTORIAL)[2:]
 
 
-def test_the_tutorial_leads_to_a_better_planner(tmp_path: Path) -> None:
+def test_the_tutorial_leads_to_a_better_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, printed = tmp_path, dict[str, str]()
+    for name, value in (SMALL | {"COLUMNS": "120"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
     for line in commands(TUTORIAL):
         program, *args = shlex.split(line)
         if program == "cd":
             folder /= args[0]
+            monkeypatch.chdir(folder)
             continue
-        done = subprocess.run(
-            [sys.executable, "-m", "etude.cli", *args],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env={**os.environ, **SMALL, "COLUMNS": "120"},
-            timeout=120,
-        )
+        code, said = etude(*args), capsys.readouterr()
         # The planner from experts gives the note to the tool that is wrong about it.
-        assert done.returncode == (3 if args[:2] == ["run", "runs/p1"] else 0), done.stdout + done.stderr
-        printed[line] = done.stdout
+        assert code == (3 if args[:2] == ["run", "runs/p1"] else 0), said.out + said.err
+        printed[line] = said.out
     *_, learned, compared, again = printed.values()
     assert "Verdict: better" in learned
     assert "first_sentence: first-full-stop → sentence-splitter" in learned

@@ -65,7 +65,7 @@ def prometheus(folder: Path, target: str, key: str) -> Iterator[str]:
     own = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([binary, *own, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 30
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 90
     try:
         while True:
             try:
@@ -78,7 +78,7 @@ def prometheus(folder: Path, target: str, key: str) -> Iterator[str]:
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(60)
 
 
 def traffic(client: httpx.Client, count: int, *, seed: int) -> None:

@@ -53,7 +53,7 @@ def test_from_an_agent_to_a_dataset_and_to_being_forgotten(servers: None, capsys
     events.append(json.loads(encode(EXAMPLES[Feedback])) | said)
     Path("events.jsonl").write_text("\n".join(map(json.dumps, events)) + "\nnonsense\n")
     assert json_output(capsys, "ingest", "events.jsonl")["sent"] == 62
-    subprocess.run([sys.executable, "-c", AGENT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", AGENT], check=True, timeout=240)
     worker = subprocess.Popen([sys.executable, "-m", "etude.cli", "experience", "work"], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 90
@@ -62,7 +62,7 @@ def test_from_an_agent_to_a_dataset_and_to_being_forgotten(servers: None, capsys
             time.sleep(0.2)
     finally:
         worker.terminate()
-        worker.wait(timeout=30)
+        worker.wait(timeout=240)
     stats = json_output(capsys, "experience", "stats")
     assert (stats["trajectories"], stats["users"], stats["dead_letters"]) == (61, 4, 1)
     story = json_output(capsys, "experience", "show", "t-agent")

@@ -273,7 +273,7 @@ def test_a_child_forked_while_another_thread_makes_its_collector_does_not_wait_f
     with wiring._collector._turn:
         child = os.fork()
         if child == 0:
-            signal.alarm(5)
+            signal.alarm(60)
             os._exit(0 if collect(1) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -321,7 +321,7 @@ def test_an_interrupted_ingest_is_taken_up_again(capsys: pytest.CaptureFixture[s
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)
             break
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert b"Traceback" not in errors
     before = taken()
@@ -347,7 +347,8 @@ def taken() -> int:
 def test_a_broker_that_comes_back_has_lost_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = NatsServer(tmp_path / "nats")
     Path("etude.yaml").write_text(f"experience: {{bus: '{server.url}'}}")
-    worker = subprocess.Popen([*COMMAND, "experience", "work"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with (tmp_path / "errors").open("wb") as errors:
+        worker = subprocess.Popen([*COMMAND, "experience", "work"], stdout=subprocess.DEVNULL, stderr=errors)
     try:
         assert json_output(capsys, "ingest", write(*(line(f"a-{i}") for i in range(50))))["sent"] == 50
         until(50)
@@ -357,13 +358,13 @@ def test_a_broker_that_comes_back_has_lost_nothing(tmp_path: Path, capsys: pytes
         assert json_output(capsys, "ingest", write(*(line(f"b-{i}") for i in range(50)), b"nonsense"))["sent"] == 51
         until(105)
         worker.send_signal(signal.SIGINT)
-        _, errors = worker.communicate(timeout=20)
-        assert worker.returncode == 0
-        assert b"Traceback" not in errors
+        assert worker.wait(timeout=240) == 0
+        assert "Traceback" not in (tmp_path / "errors").read_text()
         assert len(json_output(capsys, "experience", "dead-letters")) == 1
     finally:
         worker.kill()
-        worker.communicate()
+        worker.wait()
+        print((tmp_path / "errors").read_text())
         for collector in wiring._collector.made.values():
             collector.bus.close()
         server.stop()

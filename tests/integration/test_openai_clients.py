@@ -167,7 +167,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("node and npm are not installed")
     folder = tmp_path_factory.mktemp("sdk")
     (folder / "package.json").write_text(json.dumps({"type": "module", "dependencies": NODE}))
-    command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
+    command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=1"]
     try:
         made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
@@ -180,7 +180,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_vercel_ai_sdk(served: Served, key: str, sdk: Path) -> None:
     (sdk / "ask.js").write_text(SCRIPT)
     environ = {"PATH": os.environ["PATH"], "URL": f"{served.url}/v1", "KEY": key}
-    ran = subprocess.run(["node", "ask.js"], cwd=sdk, env=environ, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(["node", "ask.js"], cwd=sdk, env=environ, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["whole"]

@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to work in, with the package installed next to it."""
     root = tmp_path_factory.mktemp("own_problem")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*install, "--target", root / "packages", EXAMPLE], check=True, capture_output=True, timeout=120)
+    subprocess.run([*install, "--target", root / "packages", EXAMPLE], check=True, capture_output=True, timeout=240)
     (root / "work").mkdir()
     return root / "work"
 

@@ -59,7 +59,7 @@ def training(out: Path, command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 def train(out: Path, command: list[str]) -> str:
     with training(out, command) as process:
-        stdout = process.communicate(timeout=120)[0]
+        stdout = process.communicate(timeout=240)[0]
     assert process.returncode == 0, stdout
     return stdout
 

@@ -47,7 +47,7 @@ def deployed_nats(folder: Path) -> Iterator[int]:
             [binary, "-c", config], stdout=output, stderr=output, env=dict(os.environ) | PASSWORDS
         )
     try:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while not _answers(port):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -55,7 +55,7 @@ def deployed_nats(folder: Path) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _answers(port: int) -> bool:

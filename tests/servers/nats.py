@@ -49,7 +49,7 @@ class NatsServer:
         )
         self.start()
 
-    def start(self, *, timeout_s: float = 10.0) -> None:
+    def start(self, *, timeout_s: float = 60.0) -> None:
         assert self._process is None
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen([self._binary, "-c", self._config], stdout=log, stderr=log)
@@ -85,7 +85,7 @@ class NatsServer:
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(how)
-            process.wait(timeout=20)
+            process.wait(timeout=240)
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:

@@ -65,12 +65,12 @@ class S3Server:
                 stderr=log,
                 cwd=folder,
             )
-        self._wait(deadline=time.monotonic() + 30.0)
+        self._wait(deadline=time.monotonic() + 60.0)
 
     def stop(self) -> None:
         """By SIGKILL: asked to end, it waits for itself for minutes."""
         self._process.kill()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=240)
 
     def _wait(self, deadline: float) -> None:
         while not self._answers():

@@ -329,6 +329,11 @@ export interface Differences {
   changed: Record<string, unknown[]>;
 }
 
+export interface Distribution {
+  /** By mutation. */
+  probabilities: Record<string, number>;
+}
+
 /** One step, with who took it and on what evidence. */
 export interface Entry {
   /** Its place in the ledger, from 1. */
@@ -392,6 +397,12 @@ export interface Expected {
    * their propensities or because old ones fade; 0 for a new option.
    */
   decisions?: number;
+}
+
+export interface ExperienceStored {
+  stored?: true;
+  /** Steps that wait for the next update. */
+  buffer_size: number;
 }
 
 /** Two versions of a slot, of which one serves. */
@@ -628,6 +639,16 @@ export interface LineageStep {
   datasets: UsedDataset[];
 }
 
+export interface LoadAsked {
+  /** Version: 16 hexadecimal digits, or at least the first four. */
+  version: string;
+}
+
+export interface Loaded {
+  loaded?: true;
+  version: string;
+}
+
 /** Everything needed to judge a later policy on a past decision. */
 export interface LoggedDecision {
   /** Name of the problem: workflow, allocation, prompt, or choice:NAME for a choice of your own. */
@@ -653,6 +674,10 @@ export interface ModelPage {
   rows: TrainedModel[];
   /** Cursor of the next page; null at the end. */
   next: string | null;
+}
+
+/** No fields. */
+export interface Nothing {
 }
 
 /** Something that people should know. */
@@ -982,6 +1007,47 @@ export interface RollbackAsked {
   reason?: string;
 }
 
+export interface SaveAsked {
+  /** What the caller calls it, for the record of the slot. */
+  name?: string;
+}
+
+export interface Saved {
+  /** In the registry: `POST /load` takes it, and a release may begin with it. */
+  version: string;
+}
+
+/** A prompt, or its embedding. */
+export interface Seen {
+  embedding?: number[] | null;
+  prompt?: string | null;
+}
+
+export interface SelectAsked {
+  embedding?: number[] | null;
+  prompt?: string | null;
+  /** Take the most probable mutation; else one is sampled. */
+  greedy?: boolean;
+  /** The same seed samples the same; absent is another one for each request. */
+  seed?: number | null;
+}
+
+/** A mutation, and how it was chosen. */
+export interface Selected {
+  /** Number of the mutation. */
+  action: number;
+  mutation: string;
+  /** Natural logarithm of the propensity. */
+  log_prob: number;
+  /** Expected sum of rewards from here on. */
+  value: number;
+  propensity: number;
+  /** By mutation; those that make no sense for the prompt have 0. */
+  probabilities: Record<string, number>;
+  /** The prompt after the mutation, where a prompt was given. */
+  prompt?: string | null;
+}
+
 /** Which policies serve a slot now. */
 export interface Serving {
   /** Null until the first policy is promoted. */
@@ -989,6 +1055,23 @@ export interface Serving {
   /** The policy that a rollback of the incumbent returns to. */
   previous?: string | null;
   exposure?: Exposure | null;
+}
+
+/** A step that the caller took: what was seen, what was done, and what it brought. */
+export interface SessionStep {
+  embedding?: number[] | null;
+  /** Instead of its embedding. */
+  prompt?: string | null;
+  action: number;
+  reward: number;
+  /** As `select_action` gave it; without it, that of the policy now. */
+  log_prob?: number | null;
+  /** As `select_action` gave it; without it, that of the policy now. */
+  value?: number | null;
+  /** Whether the episode ends with this step. */
+  done: boolean;
+  /** What came after the step, where it is the last one before an update and the episode goes on. */
+  next_embedding?: number[] | null;
 }
 
 export interface ShadowAsked {
@@ -1150,7 +1233,7 @@ export interface TrajectoriesGiven {
 }
 
 export interface TrajectoriesStored {
-  /** Ids of what is on disk now. */
+  /** Ids of what is on disk now, in the order of the request. Those of a tenant have its mark at their end. */
   stored: string[];
 }
 
@@ -1245,6 +1328,19 @@ export interface Turn {
   latency_ms?: number | null;
 }
 
+/** What an update did; numbers are null if there was too little experience for one. */
+export interface Updated {
+  updated: boolean;
+  policy_loss?: number | null;
+  value_loss?: number | null;
+  entropy?: number | null;
+  approx_kl?: number | null;
+  clip_fraction?: number | null;
+  epochs?: number | null;
+  /** Steps that wait for the next update. */
+  buffer_size: number;
+}
+
 export interface UsedDataset {
   id: string;
   content: string;
@@ -1319,12 +1415,24 @@ export interface Worker {
 
 /** What each route takes and gives. */
 export interface Routes {
+  /** Show the policy */
+  "POST /get_distribution": { body: Seen; answer: Distribution; };
   /** Whether the process lives */
   "GET /health": { answer: Health; };
+  /** Continue with a saved policy */
+  "POST /load": { body: LoadAsked; answer: Loaded; };
   /** Whether decisions can be made and stored */
   "GET /ready": { answer: Ready; };
+  /** Save the policy */
+  "POST /save": { body: SaveAsked; answer: Saved; };
+  /** Select a mutation */
+  "POST /select_action": { body: SelectAsked; answer: Selected; };
   /** What was served and stored */
   "GET /stats": { answer: Statistics; };
+  /** Store a step */
+  "POST /store_experience": { body: SessionStep; answer: ExperienceStored; };
+  /** Learn from the stored steps */
+  "POST /update": { body: Nothing; answer: Updated; };
   /** List steps */
   "GET /v1/audit": { query: { slot?: string | null; cursor?: string | null; limit?: number; }; answer: AuditPage; };
   /** Verify the record of a slot */

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
+from typing import TypeVar
 
 from etude.adapters.connections import Connections, Step, migrate, run_script
 from etude.contracts.errors import StoreError
 from etude.contracts.serving import OpenRow
 
+T = TypeVar("T")
 PATIENCE_S = 5.0
 """Seconds that a transaction waits for those of other processes."""
 SCHEMA = """
@@ -52,30 +55,30 @@ TOGETHER = (1, 2, 4, 8, 16, 32, 64)
 
 
 class SqliteServingState:
-    """`contracts.serving.ServingState`. Each call that writes syncs the disk once, however many rows it has."""
+    """`contracts.serving.ServingState`. Each call that writes syncs the disk once, however many rows it has; models of
+    conversations are synced with the next one, since what they lose in a power cut is a conversation's model alone."""
 
     def __init__(self, path: Path) -> None:
-        self._connections = Connections(path, PRAGMAS, error=StoreError, renew=lambda: None, timeout_s=PATIENCE_S)
-        self._do, self._write = self._connections.do, self._connections.write
+        self._turn = Lock()  # writers of this process: SQLite lets them wait for whole milliseconds
+        self._connections = Connections(path, PRAGMAS, error=StoreError, renew=self._renew, timeout_s=PATIENCE_S)
+        self._do = self._connections.do
         self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
+        self._unsynced = Connections(
+            path, (*PRAGMAS, "synchronous = NORMAL"), error=StoreError, renew=lambda: None, timeout_s=PATIENCE_S
+        )
 
     def open(self, rows: Sequence[OpenRow]) -> None:
-        """Several rows per statement: each one is a turn of Python's lock, which a busy thread gives late."""
-
-        def insert(db: sqlite3.Connection) -> None:
-            done = 0
-            while done < len(values):
-                some = values[done : done + max(one for one in TOGETHER if one <= len(values) - done)]
-                db.execute(_insert(len(some)), [value for row in some for value in row])
-                done += len(some)
-
+        """Several rows per statement: each one is a turn of Python's lock, which a busy thread gives late. A single
+        statement is a transaction by itself."""
         before, values = Counter[str](), []
         for row in rows:
             before[row.trajectory] += 1
             values.append((row.trajectory, before[row.trajectory], row.time.timestamp(), _packed(row.body)))
-
-        if rows:
-            self._write(insert)
+        if len(values) in TOGETHER:
+            with self._turn:
+                self._do(lambda db: _insert_rows(db, values))
+        elif values:
+            self._write(lambda db: _insert_rows(db, values))
 
     def add(self, row: OpenRow) -> bool:
         query = """INSERT INTO open_row SELECT ?1, max(number) + 1, ?2, ?3 FROM open_row WHERE trajectory = ?1
@@ -171,7 +174,7 @@ class SqliteServingState:
                 oldest = "SELECT key FROM conversation ORDER BY time LIMIT ?"
                 db.execute(f"DELETE FROM conversation WHERE key IN ({oldest})", (over,))
 
-        self._write(keep)
+        self._write(keep, self._unsynced)
 
     def kept_model(self, conversation: str, since: datetime) -> str | None:
         query = "SELECT model FROM conversation WHERE key = ? AND time >= ?"
@@ -187,6 +190,22 @@ class SqliteServingState:
 
     def close(self) -> None:
         self._connections.close()
+        self._unsynced.close()
+
+    def _write(self, work: Callable[[sqlite3.Connection], T], connections: Connections | None = None) -> T:
+        with self._turn:
+            return (connections or self._connections).write(work)
+
+    def _renew(self) -> None:
+        self._turn = Lock()
+
+
+def _insert_rows(db: sqlite3.Connection, rows: Sequence[tuple[str, int, float, bytes]]) -> None:
+    done = 0
+    while done < len(rows):
+        some = rows[done : done + max(one for one in TOGETHER if one <= len(rows) - done)]
+        db.execute(_insert(len(some)), [value for row in some for value in row])
+        done += len(some)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
@@ -74,6 +75,8 @@ class PolicyLogs:
     """Version of the behaviour policy, and of how it is used."""
     reward: int
     """Version of the reward."""
+    since: datetime | None = None
+    """Older ones are left out."""
 
     @property
     def problem(self) -> str:
@@ -97,7 +100,7 @@ class PolicyLogs:
 
     @property
     def _where(self) -> Where:
-        return Where(problem=self.slot, policy=self.policy, min_confidence=0.0)
+        return Where(problem=self.slot, policy=self.policy, since=self.since, min_confidence=0.0)
 
     def examples(self, split: str) -> Iterator[Sequence[Example]]:
         """The oldest first, so that what is judged later only adds to it."""
@@ -124,17 +127,19 @@ class StoredExample(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
-def logs_of(store: ExperienceStore, slot: str, version: str | None, *, reward: int) -> PolicyLogs | None:
+def logs_of(
+    store: ExperienceStore, slot: str, version: str | None, *, reward: int, since: datetime | None = None
+) -> PolicyLogs | None:
     """What the policy of a slot decided, greedy or exploring, whichever is more; None without a rewarded trajectory.
 
     Without a version, before a first policy serves, what decided most.
     """
     counts: Counter[str] = Counter()
-    for group in store.stats(Where(problem=slot, min_confidence=0.0), version=reward).groups:
+    for group in store.stats(Where(problem=slot, since=since, min_confidence=0.0), version=reward).groups:
         if group.policy is not None and version in (None, group.policy.partition("+")[0]):
             counts[group.policy] += group.count
     return (
-        PolicyLogs(store=store, slot=slot, policy=max(counts, key=lambda p: counts[p]), reward=reward)
+        PolicyLogs(store=store, slot=slot, policy=max(counts, key=lambda p: counts[p]), reward=reward, since=since)
         if counts
         else None
     )

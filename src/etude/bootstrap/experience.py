@@ -348,9 +348,9 @@ def make_decider(problem: str, config: ExperienceConfig, *, swap_when_loaded: bo
 
 def _is_registered(slot: str, config: ExperienceConfig) -> bool:
     """Whether the embedded registry has a policy for this slot, without reading it."""
-    from etude.bootstrap.release import is_registered, settings_with
+    from etude.bootstrap.release import is_registered
 
-    return is_registered(slot, settings_with(config))
+    return is_registered(slot, config)
 
 
 def _served(slot: str, config: ExperienceConfig, swap_when_loaded: bool) -> Decider:

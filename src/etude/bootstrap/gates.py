@@ -11,7 +11,7 @@ from typing import Any
 
 from etude.bootstrap.datasets import OpenedDataset, open_dataset
 from etude.bootstrap.experience import existing_store
-from etude.bootstrap.release import ReleaseSettings, open_registry, settings_here
+from etude.bootstrap.release import ReleaseSettings, open_registry, settings_here, settings_in_force
 from etude.contracts.decision import DecisionRequest
 from etude.contracts.errors import ConfigError, EtudeError, ReleaseError
 from etude.contracts.ports import Decider, LoggedDataset
@@ -58,7 +58,7 @@ def find_judged(what: str, settings: ReleaseSettings, *, slot: str | None = None
     if path.exists():
         artefact = find_policy(path)
         run = RunFolder(path) if (path / CONFIG).is_file() else None
-        learned = _trained_on(artefact, run, config)
+        learned = learned_from(artefact, run, config)
         own = slot or (artefact.manifest.problem if learned is None else learned.problem)
         incumbent = _serving(artefact, own, settings)
         return Judged(artefact=artefact, slot=own, run=run, incumbent=incumbent, trained_on=learned)
@@ -74,7 +74,7 @@ def find_judged(what: str, settings: ReleaseSettings, *, slot: str | None = None
         artefact=artefact,
         slot=own,
         incumbent=registry.artefact(serving) if serving not in (None, version) else None,
-        trained_on=_trained_on(artefact, None, config),
+        trained_on=learned_from(artefact, None, config),
         registry=registry,
         approved=registry.approved(own, version) is not None,
     )
@@ -185,7 +185,8 @@ def make_context(
 
 
 def contender(artefact: Artefact, spec: ProblemSpec, slot: str, settings: ReleaseSettings) -> Contender:
-    """A policy as it serves: named after its slot, and exploring where the settings say so."""
+    """A policy as it serves: named after its slot, exploring where the settings say so, and with those in force."""
+    artefact = artefact.under(settings_in_force(spec))
 
     def load() -> Decider:
         policy: Any = resolve(spec.load)(artefact)
@@ -197,7 +198,7 @@ def contender(artefact: Artefact, spec: ProblemSpec, slot: str, settings: Releas
     return Contender(artefact=artefact, load=load, explores=settings.experience.explore > 0)
 
 
-def _trained_on(artefact: Artefact, run: RunFolder | None, config: Path | None) -> OpenedDataset | None:
+def learned_from(artefact: Artefact, run: RunFolder | None, config: Path | None) -> OpenedDataset | None:
     """The dataset that a policy learned from, by its run's own record or by the store's; None if it cannot be found."""
     places = []
     if run is not None:

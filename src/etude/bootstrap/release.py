@@ -25,7 +25,7 @@ from etude.contracts.store import ExperienceStore
 from etude.experience.config import ExperienceConfig
 from etude.experience.datasets import registered
 from etude.experience.definitions import find_definition
-from etude.problems.spec import resolve
+from etude.problems.spec import ProblemSpec, resolve
 from etude.problems.table import find_spec
 from etude.release.canary import Controller
 from etude.release.config import EMBEDDED, ReleaseConfig
@@ -34,7 +34,7 @@ from etude.release.serving import ServedPolicy, decide_many
 from etude.release.signing import Keys
 from etude.release.start import CanaryConfig, Started, start_release
 from etude.release.strategy import Strategy
-from etude.settings.sources import Tree
+from etude.settings.sources import FILE, Tree
 
 log = logging.getLogger("etude")
 
@@ -77,10 +77,12 @@ def open_registry(settings: ReleaseSettings | None = None) -> Registry:
     )
 
 
-def is_registered(slot: str, settings: ReleaseSettings) -> bool:
-    """Whether the embedded registry has this slot; another registry is asked only where the settings say `served`."""
-    folder = Path(settings.experience.folder) / REGISTRY / "slots" / quote(slot, safe=":")
-    return settings.release.registry == EMBEDDED and folder.is_dir()
+def is_registered(slot: str, config: ExperienceConfig) -> bool:
+    """Whether the embedded registry has this slot; another registry is asked only where the settings say `served`.
+
+    A server asks again and again until there is a policy, so the settings, which take long to read, come last."""
+    folder = Path(config.folder) / REGISTRY / "slots" / quote(slot, safe=":")
+    return folder.is_dir() and settings_with(config).release.registry == EMBEDDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +173,7 @@ def served_policy(
     spec = find_spec(slot.partition(":")[0])
 
     def load(version: str) -> Any:
-        artefact = registry.artefact(version)
+        artefact = registry.artefact(version).under(settings_in_force(spec))
         policy = resolve(spec.load)(artefact)
         if chosen.experience.explore and hasattr(policy, "sampled"):
             policy = policy.sampled()
@@ -189,6 +191,16 @@ def served_policy(
         swap_when_loaded=swap_when_loaded,
         clock_ns=now_ns,
     )
+
+
+def settings_in_force(spec: ProblemSpec, file: Path | None = None) -> dict[str, Any]:
+    """By key, the settings of now that hold for policies that serve, whatever they learned with; from `file` or
+    ./etude.yaml, if there is one, and ETUDE_… variables."""
+    if not spec.in_force:
+        return {}
+    tree, path = Tree(ReleaseSettings), file or Path(FILE)
+    found = [*(tree.from_file(path) if path.exists() else ()), *tree.from_environment(os.environ)]
+    return {one.key: one.value for one in found if one.key in spec.in_force}
 
 
 def warm_up(policy: Decider, requests: Sequence[DecisionRequest]) -> None:

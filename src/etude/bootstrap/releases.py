@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.bootstrap.datasets import logs_of
-from etude.bootstrap.gates import judge_again
+from etude.bootstrap.gates import judge_again, learned_from
 from etude.bootstrap.release import Release
 from etude.contracts.errors import EtudeError
 from etude.contracts.release import Entry, Serving
@@ -40,10 +40,13 @@ class RegistryReleases:
 
     def gate(self, version: str, slot: str) -> Verdict:
         """On what the incumbent decided and the version did not learn from: with the traffic it becomes more, so that
-        gates that could not tell can tell later. The e-value of the off-policy gate is valid at every such look."""
+        gates that could not tell can tell later. The e-value of the off-policy gate is valid at every such look. What
+        is older than anything the version may have learned from is of another world, and does not judge it."""
         serving, release = self.release.registry.serving(slot).incumbent, self.release
         reward = release.settings.experience.reward_version
-        logs = logs_of(release.experience.store, slot, serving, reward=reward)
+        learned = learned_from(self.release.registry.artefact(version), None, self.config)
+        since = None if learned is None else learned.frozen.manifest.where.since
+        logs = logs_of(release.experience.store, slot, serving, reward=reward, since=since)
         return judge_again(version, slot=slot, dataset=logs, config=self.config, actor=COORDINATOR).verdict
 
     def start(self, version: str, slot: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 from functools import cache
 from importlib.util import find_spec as find_package
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict
 
 import etude
@@ -21,11 +24,13 @@ from etude.bootstrap.release import KEYS, open_registry, settings_with
 from etude.bootstrap.steering import open_steering
 from etude.contracts.ports import Decider
 from etude.contracts.serving import ServingState
+from etude.contracts.session import Session
 from etude.experience.cleaning import make_cleaner
 from etude.experience.config import ExperienceConfig
 from etude.experience.task import Collector
+from etude.learning.artefact import Artefact
 from etude.problems.spec import resolve
-from etude.problems.table import find_spec, names
+from etude.problems.table import find_spec, names, specs
 from etude.serving.config import ServingConfig
 from etude.serving.decisions import Decisions
 from etude.serving.ids import SignedIds
@@ -40,6 +45,8 @@ from etude.serving.routing.models import Models
 from etude.serving.routing.proxy import Proxy
 from etude.serving.routing.upstreams import make_upstreams
 from etude.serving.server import Server
+from etude.serving.sessions import Sessions
+from etude.serving.steering import Steering
 from etude.serving.telemetry import Telemetry
 from etude.serving.tracing import tracing_to
 from etude.settings.sources import Tree
@@ -70,6 +77,7 @@ def open_keys(file: Path | None = None) -> Iterator[Keys]:
 
 @contextmanager
 def open_server(file: Path | None = None) -> Iterator[Server]:
+    build_types()
     settings = settings_here(file)
     folder = Path(settings.experience.folder)
     with (
@@ -102,6 +110,7 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 state=state,
                 decisions=decisions,
                 proxy=_proxy(settings.routing, decisions),
+                sessions=_sessions(settings.serving, steering),
                 telemetry=Telemetry(
                     publish=collector.publish_all,
                     redact=cleaner.unknown,
@@ -117,6 +126,18 @@ def open_server(file: Path | None = None) -> Iterator[Server]:
                 policies=lambda: {name: collector.deciders.state(name) for name in named},
                 metrics=metrics,
             )
+
+
+def build_types() -> None:
+    """Have msgspec read the fields of every type of ours, before there are threads: two of them that decode a type for
+    the first time, such as those that load policies, end the process with a segmentation fault (msgspec 0.22)."""
+    waiting: list[type[Struct]] = [Struct]
+    while waiting:
+        below = waiting.pop().__subclasses__()
+        waiting += below
+        for one in below:
+            if one.__module__.startswith("etude."):
+                msgspec.json.Decoder(one)
 
 
 @contextmanager
@@ -153,6 +174,24 @@ def _installation(
         )
         with closing(made):
             yield made
+
+
+def _sessions(config: ServingConfig, steering: Steering) -> Sessions:
+    spec = next(spec for spec in specs().values() if spec.session is not None)
+
+    def begin(policy: Artefact | None) -> Session:
+        assert spec.session is not None
+        made: Session = resolve(spec.session)(policy)
+        return made
+
+    return Sessions(
+        spec=spec,
+        open=begin,
+        releases=steering.releases,
+        limit=config.max_sessions,
+        idle=timedelta(hours=config.session_idle_hours),
+        clock=now,
+    )
 
 
 def _proxy(config: RoutingConfig, decisions: Decisions) -> Proxy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from etude.bootstrap.ingesting import IngestProcess
 from etude.bootstrap.serving import open_server, watched
 from etude.cli.display import console
 from etude.cli.options import ConfigFile
@@ -24,6 +26,8 @@ log = logging.getLogger("etude")
 
 GRACE_S = 10.0
 """Seconds that the loop has to end."""
+NICE = 5
+"""Niceness of the loop: decisions go first."""
 
 
 def serve(
@@ -50,7 +54,7 @@ def serve(
                 log.warning(
                     "no one has a key yet, so requests are refused; run `etude keys create --role %s`", Role.ADMIN
                 )
-        with _loop(config) if loop else nullcontext():
+        with IngestProcess(config) as server.ingest, _loop(config) if loop else nullcontext():
             run_app(server, socket)
 
 
@@ -66,6 +70,7 @@ def _loop(config: Path | None) -> Iterator[None]:
     """The loop as a process of its own, so that training does not slow decisions; it ends with the server."""
     named = [] if config is None else ["--config", str(config)]
     process = subprocess.Popen([sys.executable, "-m", "etude.cli", "loop", "run", *named], stdout=subprocess.DEVNULL)
+    os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
     try:
         yield
     finally:

@@ -44,7 +44,7 @@ class ServingState(Protocol):
     def claim(
         self, caller: str, key: str, request: bytes, now: datetime, *, stale: datetime
     ) -> tuple[bytes, bytes | None] | None:
-        """Take an idempotency key for a request with this hash. None if nobody has it, or had it since `stale` without
+        """Take an idempotency key for a request with this hash. None if it is free, or was taken before `stale` without
         an answer; else the hash of the request that has it, and its answer, null while there is none."""
 
     def keep_answer(self, caller: str, key: str, body: bytes) -> None:

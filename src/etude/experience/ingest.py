@@ -182,9 +182,9 @@ def consume(
 ) -> Counts:
     """Process messages from the bus until `stop` is set, or until there are none.
 
-    It waits for a store or bus that does not answer, without counting a failed attempt of any message: nothing is
-    pulled while the store is unreachable, and pulled messages are held until it is back. With `until_empty` the error
-    is raised instead, and pulled messages are released.
+    It waits for a store or bus that does not answer. For a store, no failed attempt of any message is counted: nothing
+    is pulled while it is unreachable, and pulled messages are held until it is back. With `until_empty` the error is
+    raised instead, and pulled messages are released.
     """
     counts, pause_s, held = counts or Counts(), MIN_PAUSE_S, list[Delivery]()
     try:
@@ -202,6 +202,8 @@ def consume(
                 if until_empty:
                     raise
                 log.warning("%s; trying again in %g s", error, pause_s)
+                if isinstance(error, BusError):
+                    held = []  # it gives them again; a broker that was killed never answers for what it has forgotten
                 with suppress(BusError):
                     bus.renew(held)
                 stop.wait(pause_s)

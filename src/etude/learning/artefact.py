@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,25 @@ class Artefact:
     """A trained policy in a folder. Every file is checked against its hash when it is read."""
 
     path: Path
+    in_force: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """By dotted key, settings that hold in place of those it learned with."""
+
+    def under(self, settings: Mapping[str, Any]) -> Artefact:
+        """The same policy, with these settings in force."""
+        return replace(self, in_force=settings)
 
     @property
     def manifest(self) -> Manifest:
         return self._read[0]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The sections that it learned with, with what is in force now."""
+        found = {name: dict(section) for name, section in self.manifest.settings.items()}
+        for key, value in self.in_force.items():
+            section, _, name = key.partition(".")
+            found.setdefault(section, {})[name] = value
+        return found
 
     @property
     def version(self) -> str:

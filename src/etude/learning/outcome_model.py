@@ -280,7 +280,6 @@ class Fitted:
     value: float  # of the choices that the first kind's expectations make
     plain_value: float  # of the best single option
     z: float  # standard errors between the two
-    error: float  # squared error of the first kind's deviations
 
 
 def fit_outcomes(
@@ -306,15 +305,17 @@ def fit_outcomes(
     many = int(group.max()) + 1 if n else 0
     fold = (np.random.default_rng(seed).permutation(many) % min(FOLDS, max(2, many)))[group]
     root = np.sqrt(np.ones(n) if importance is None else importance)
-    tried = (_fit(features, s, seen, options, kinds, fold, eligible, root) for s in scales)
-    return min(tried, key=lambda fitted: fitted.error)
+    tried = (_Folds(features, scale, fold, root) for scale in scales)
+    judged = ((folds, _fit_kind(folds, seen.kind(0), options, eligible)) for folds in tried)
+    folds, first = min(judged, key=lambda one: one[1].judged.error)
+    return _fit(features, folds, first, seen, options, kinds, eligible)
 
 
 class _Folds:
     """Features in their principal directions, and predictions for every row by folds that did not see it."""
 
     def __init__(self, features: NDArray[Any], scale: Floats, fold: Ints, root: Floats) -> None:
-        self.width, self.active = len(scale), np.flatnonzero(scale > 0)
+        self.scale, self.width, self.active = scale, len(scale), np.flatnonzero(scale > 0)
         given = features[:, self.active] * scale[self.active].astype(features.dtype)
         self.whole = Spectrum.of_rows(given * root[:, None].astype(features.dtype)).leading(RANK)
         self.root, self.weight = root, root**2
@@ -404,17 +405,20 @@ class _Kind:
 
 def _fit(
     features: NDArray[Any],
-    scale: Floats,
+    folds: _Folds,
+    fit: _Kind,
     seen: Observed,
     K: int,
     kinds: tuple[str, ...],
-    fold: Ints,
     eligible: NDArray[np.bool_] | None,
-    root: Floats,
 ) -> Fitted:
-    folds = _Folds(features, scale, fold, root)
-    fits = [_fit_kind(folds, seen.kind(h), K, eligible) for h in range(len(kinds))]
-    weight, kind = root**2, features.dtype  # of 4 bytes where there are many rows
+    """All kinds of outcome, the first of which is fitted already."""
+    fits = [fit]
+    for h in range(1, len(kinds)):
+        is_same = np.array_equal(seen.value[:, h], seen.value[:, 0], equal_nan=True)  # as where success is the reward
+        fits.append(fit if is_same else _fit_kind(folds, seen.kind(h), K, eligible))
+    scale, root, weight = folds.scale, folds.root, folds.weight
+    kind = features.dtype  # of 4 bytes where there are many rows
     heavy = features * root[:, None].astype(kind)
     sums = Sums(
         rows=float(weight.sum()),
@@ -434,14 +438,12 @@ def _fit(
         vectors=folds.back(np.eye(len(folds.whole.values))[:, :KEPT]).astype(np.float32),
         sums=sums,
     )
-    first = fits[0].judged
     return Fitted(
         model=model,
         expected=np.stack([fit.expected for fit in fits]),
-        value=first.value,
-        plain_value=first.plain_value,
-        z=first.z,
-        error=first.error,
+        value=fit.judged.value,
+        plain_value=fit.judged.plain_value,
+        z=fit.judged.z,
     )
 
 

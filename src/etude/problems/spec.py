@@ -64,6 +64,9 @@ class ProblemSpec:
     """Function from the problem's settings to the Problem that `practise` learns in, where there is a world."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """What is reported of episodes besides their return."""
+    in_force: tuple[str, ...] = ()
+    """Keys of the settings that hold for policies that serve as soon as they are set, such as a budget; the others are
+    those that a policy learned with."""
     compare: Reference | None = None
     """Function from an EvaluateRequest to a Comparison of the policy with others in its world; None: the general one,
     which needs `problem`."""
@@ -78,6 +81,9 @@ class ProblemSpec:
     unless a checkpoint is given."""
     evaluations: Mapping[str, Reference] = field(default_factory=dict)
     """Input, such as `data` or `replay` → function from an EvaluateRequest to a Measurement."""
+    session: Reference | None = None
+    """Function from an Artefact, or None, to a `contracts.session.Session`: a policy that learns while a caller asks
+    it, over the routes of the source document. One problem has it."""
     requests: Reference | None = None
     """Function from (Artefact, trajectories, number, seed) to the DecisionRequests that gates ask a policy: those of
     the trajectories, or typical ones where there are none; None: it answers no requests."""

@@ -40,6 +40,7 @@ from etude.serving.routes import (
     openai,
     policies,
     rewards,
+    session,
     telemetry,
 )
 from etude.serving.server import Server
@@ -61,6 +62,7 @@ ROUTES: Sequence[Any] = [
     *datasets.ROUTES,
     *rewards.ROUTES,
     *events.ROUTES,
+    *session.ROUTES,
 ]
 LOOK_S = 0.05
 """Seconds between two looks at whether the policies are loaded."""

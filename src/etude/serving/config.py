@@ -32,6 +32,10 @@ class ServingConfig:
     """Ratings per day that one user of an API key may send: more are refused."""
     max_ratings_per_key: Annotated[int, Ge(1)] = 10_000
     """Ratings per day that one API key may send, of all its users together: who they are is what it says."""
+    max_sessions: Annotated[int, Ge(1)] = 16
+    """Policies that learn while their callers ask them, at a time in each process."""
+    session_idle_hours: Annotated[float, Gt(0)] = 1.0
+    """Hours after which a session that is not used makes room for another one; what it did not save is lost."""
     datasets: str | None = None
     """Folder for datasets that are created over HTTP, or a prefix below experience.blobs if that is set; null is
     `datasets` in experience.folder."""

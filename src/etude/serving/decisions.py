@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from hashlib import blake2b
 from random import Random
+from time import monotonic
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -47,6 +48,8 @@ LARGE = 1 << 15
 """Size in bytes of a request above which threads read and redact it: the event loop has others to answer."""
 SWEEP = 500
 """Tasks without an outcome that are stored at a time."""
+EXPIRE_S = 60.0
+"""Seconds between two removals of what is kept for a day: each one syncs the disk, and decisions wait for it."""
 
 
 class DecisionAsked(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -195,12 +198,12 @@ class Decisions:
     _opened: Groups[_Opened] = field(init=False)
     _closed: Groups[_Outcome] = field(init=False)
     _offer: Callable[[bytes, Preferences], Offer] = field(init=False)
+    _next_expiry: float = 0.0
 
     def __post_init__(self) -> None:
         self.runtime, self._offer = Runtime(self.collector.deciders), lru_cache(OFFERS)(_offer)
-        writer = Writer()
-        self._opened = Groups(self._open, writer, quick=True)
-        self._closed = Groups(self._close, writer, quick=False)
+        self._opened = Groups(self._open, Writer(), quick=True)
+        self._closed = Groups(self._close, Writer(), quick=False)
 
     async def decide(self, asked: DecisionAsked, caller: Caller, *, size: int = 0) -> DecisionGiven:
         """The decision, durable before it is returned; DataError says what is wrong with the request of this size in
@@ -405,7 +408,7 @@ class Decisions:
 
     def _sources(self, rating: Feedback, caller: Caller) -> dict[str, int]:
         """Whose influence a rating is, and how many ratings each may send per day: a user on this task, a user, and
-        the API key, since nobody but its holder knows who the users are."""
+        the API key, since its holder alone knows who the users are."""
         user = blake2b(f"{caller.key}\0{rating.user or ''}".encode(), digest_size=12).hexdigest()
         config = self.config
         return {
@@ -443,13 +446,23 @@ class Decisions:
                     status=409,
                 )
         try:
-            self.collector.publish_all([made for _, made in whole.values()])
+            self._publish([made for _, made in whole.values()])
         except EtudeError as error:
             if len(group) > 1:
                 return [self._store([one])[0] for one in group]
             return [error]
         self.state.close_tasks(list(whole))
         return found
+
+    def _publish(self, trajectories: Sequence[Trajectory]) -> None:
+        """All of them or none, without those of users who opted out; EtudeError if that is not possible."""
+        kept = [one for one in trajectories if self.collector.may_keep(one.user)]
+        messages = list[Message]()
+        for one, body in zip(kept, self.clean(kept), strict=True):
+            if isinstance(body, EtudeError):
+                raise body
+            messages.append(Message(id=one.id, subject=subject_of(one), body=body))
+        self.collector.bus.publish(messages)
 
     def close_old(self) -> int:
         """Store tasks whose time is over without an outcome; how many."""
@@ -462,7 +475,9 @@ class Decisions:
                 elif error is not None and not isinstance(error, RequestError):  # another process closed that one
                     raise error
             count += len(old)
-        self.state.expire(now - timedelta(days=1))
+        if monotonic() >= self._next_expiry:
+            self._next_expiry = monotonic() + EXPIRE_S
+            self.state.expire(now - timedelta(days=1))
         return count
 
     def _bury(self, trajectory: str, error: EventError) -> None:

@@ -21,6 +21,7 @@ from etude.contracts.policy import Manifest as PolicyManifest
 from etude.contracts.query import Where
 from etude.contracts.release import Action, Entry, Exposure, Mode, Serving, State
 from etude.contracts.reward import Reward
+from etude.contracts.session import Selected, SessionStep, Updated
 from etude.contracts.store import TrajectoryDetail
 from etude.contracts.training import Progress, TrainingRequest, TrainingStatus
 from etude.contracts.trajectory import Feedback, Trajectory
@@ -70,6 +71,17 @@ from etude.serving.routes.policies import (
     Verified,
 )
 from etude.serving.routes.rewards import RescoreAsked, RewardPage, RewardRow, RewardStatus
+from etude.serving.routes.session import (
+    Distribution,
+    ExperienceStored,
+    LoadAsked,
+    Loaded,
+    Nothing,
+    SaveAsked,
+    Saved,
+    Seen,
+    SelectAsked,
+)
 
 SLOT, OLD, NEW = "choice:model", "5d41402abc4b2a76", "8f14e45fceea167a"
 SIGNED = "t-066090ab729ef4-71341eeebd1d.d726ee45f54cc316339f"
@@ -84,7 +96,7 @@ def examples() -> dict[str, Any]:
 
 
 def _instances() -> list[Struct]:
-    return [*_decisions(), *_experience(), *_policies(), *_releases(), *_training(), *_others()]
+    return [*_decisions(), *_sessions(), *_experience(), *_policies(), *_releases(), *_training(), *_others()]
 
 
 def _decisions() -> list[Struct]:
@@ -111,6 +123,48 @@ def _decisions() -> list[Struct]:
             request_id="735621cb1dc78866",
             errors=(FieldError(field="problem", detail="is missing"),),
         ),
+    ]
+
+
+def _sessions() -> list[Struct]:
+    text, chosen = "Write a function that sorts a list.", "constraint-addition"
+    shares = {
+        "try-catch-style": 0.2,
+        "context-reduction": 0.0,
+        "expansion": 0.3,
+        chosen: 0.5,
+        "task-decomposition": 0.0,
+    }
+    return [
+        Seen(prompt=text),
+        SelectAsked(prompt=text),
+        Selected(
+            action=3,
+            mutation=chosen,
+            log_prob=-0.693,
+            value=0.4,
+            propensity=0.5,
+            probabilities=shares,
+            prompt=f"{text}\n\nUse Python 3.11, and no library.",
+        ),
+        Distribution(probabilities=shares),
+        SessionStep(prompt=text, action=3, reward=1.0, log_prob=-0.693, value=0.4, done=True),
+        ExperienceStored(buffer_size=128),
+        Nothing(),
+        Updated(
+            updated=True,
+            policy_loss=-0.021,
+            value_loss=0.34,
+            entropy=1.21,
+            approx_kl=0.008,
+            clip_fraction=0.06,
+            epochs=4,
+            buffer_size=0,
+        ),
+        SaveAsked(name="first try"),
+        Saved(version=NEW),
+        LoadAsked(version=NEW),
+        Loaded(version=NEW),
     ]
 
 

@@ -15,11 +15,13 @@ T = TypeVar("T")
 Done = Sequence[Exception | None]
 """For each item of a group, what went wrong."""
 LARGEST_GROUP = 256
-QUICK_S = 0.005
-"""Seconds up to which the event loop does the work of a group itself: a thread has to be given Python's lock several
-times, and a loop with requests to answer gives it late."""
+QUICK_S = 0.01
+"""Mean seconds up to which the event loop does the work of a group itself: a thread has to be given Python's lock
+several times, and a loop with requests to answer gives it late."""
+LATEST, BLIP_S = 0.2, 0.04
+"""Weight of the latest group in this mean, and what it counts at most: one slow sync is not a slow disk."""
 NOT_QUICK_S = 1.0
-"""Seconds for which a thread does it, after it took longer."""
+"""Seconds for which a thread does it, after the mean was longer."""
 
 
 class Writer:
@@ -28,7 +30,7 @@ class Writer:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="etude-journal")
         self._in_thread = 0
-        self._slow_until = 0.0
+        self._mean_s = self._slow_until = 0.0
 
     def is_quick(self) -> bool:
         """Whether the event loop may do it: the thread has nothing to do, and the disk was quick lately."""
@@ -41,8 +43,12 @@ class Writer:
         except Exception as error:  # each of the group gets it
             return [error] * items
         finally:
-            if monotonic() - began > QUICK_S:
-                self._slow_until = monotonic() + NOT_QUICK_S
+            self._took(monotonic() - began)
+
+    def _took(self, seconds: float) -> None:
+        self._mean_s += LATEST * (min(seconds, BLIP_S) - self._mean_s)
+        if self._mean_s > QUICK_S:
+            self._mean_s, self._slow_until = 0.0, monotonic() + NOT_QUICK_S
 
     def begin(self, work: Callable[[], Done], items: int, end: Callable[[Done], None]) -> None:
         """In the thread; `end` is called on the event loop."""

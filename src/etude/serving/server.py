@@ -18,6 +18,7 @@ from etude.serving.installation import Installation
 from etude.serving.keys import Keys
 from etude.serving.metrics import ProcessMetrics
 from etude.serving.routing.proxy import Proxy
+from etude.serving.sessions import Sessions
 from etude.serving.steering import Steering
 from etude.serving.telemetry import Telemetry
 from etude.serving.watched import Watch
@@ -35,6 +36,7 @@ class Server:
     telemetry: Telemetry
     steering: Steering
     proxy: Proxy
+    sessions: Sessions
     reward_version: int
     ingest: Callable[[], int]
     """Store what was published; the number of events."""

@@ -54,7 +54,7 @@ for thread in threads: thread.join()
 
 @pytest.mark.parametrize(("code", "sent"), [(PARENT_ENDS_FIRST, 41), (BUSY_THREADS, 1 + 160 + 60)])
 def test_whoever_forks_may_go_on_on_both_sides(code: str, sent: int, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", HEAD + code], check=True, cwd=tmp_path, timeout=60)
+    subprocess.run([sys.executable, "-c", HEAD + code], check=True, cwd=tmp_path, timeout=240)
     outbox = Outbox(tmp_path / "outbox.sqlite")
     given: list[str] = []
     while batch := outbox.pull(TRAJECTORIES, "g", limit=200, timeout_s=0):
@@ -82,7 +82,7 @@ keep("first", 1)
 
 def test_the_store_may_be_forked_amid_writing(tmp_path: Path) -> None:
     code = STORE + BUSY_THREADS.replace("send", "keep")
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=240)
     store = SqliteStore(tmp_path / "store.sqlite")
     kept = [row.summary.id for row in store.scan(Where(), version=1)]
     store.close()

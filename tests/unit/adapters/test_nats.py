@@ -192,7 +192,7 @@ def test_a_pull_that_waits_ends_when_the_broker_dies(server: NatsServer, connect
     began = time.monotonic()
     with pytest.raises(BusError, match="broke"):
         pull(bus, timeout_s=20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_does_not_wait_for_a_broker_that_hangs(server: NatsServer, connect: Callable[..., NatsBus]) -> None:
@@ -204,7 +204,7 @@ def test_does_not_wait_for_a_broker_that_hangs(server: NatsServer, connect: Call
             began = time.monotonic()
             with pytest.raises(BusError, match="no answer within"):
                 bus.publish(sent)
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 10
     finally:
         server.signal(signal.SIGCONT)
     eventually(lambda: bus.publish(messages("last")))

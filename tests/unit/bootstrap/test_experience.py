@@ -79,6 +79,15 @@ def test_a_choice_has_the_policy_of_the_settings(policies: dict[str, str], kind:
     assert isinstance(wiring.make_decider("choice:other", ExperienceConfig(policies=policies)), Start)
 
 
+def test_looking_for_a_policy_reads_no_settings_while_none_is_registered() -> None:
+    """A server looks every two seconds, between two requests: reading settings takes tens of milliseconds."""
+    Path("etude.yaml").write_text("release: [")
+    assert isinstance(wiring.make_decider("choice:tone", ExperienceConfig()), Start)
+    Path(".etude/registry/slots/choice:tone").mkdir(parents=True)
+    with pytest.raises(ConfigError):
+        wiring.make_decider("choice:tone", ExperienceConfig())
+
+
 @pytest.mark.parametrize(("explore", "policy"), [(0.0, "default"), (0.5, "default+sampled")])
 def test_without_a_policy_the_default_option_is_given(explore: float, policy: str) -> None:
     Path("etude.yaml").write_text(f"experience: {{explore: {explore}}}\n")
@@ -167,5 +176,5 @@ def test_no_thread_starts_at_import_nor_without_a_policy_to_load() -> None:
         "assert threading.active_count() == 1\n"
         "import sys; assert 'torch' not in sys.modules"
     )
-    done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -268,7 +268,7 @@ def test_large_files_are_redacted_on_all_cores(capsys: pytest.CaptureFixture[str
     file = write("events.jsonl", *lines[:50], "nonsense", *lines[50:])
     assert file.stat().st_size > MIN_POOL_BYTES
     command = [sys.executable, "-m", "etude.cli", "ingest", str(file), "--json"]
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=240).stdout)
     assert (result["new"], result["dead_letters"]) == (60, 1)
     assert {json.loads(line)["task"][:14] for line in exported(capsys)} == {"mail [EMAIL_1]"}
 
@@ -302,7 +302,7 @@ def test_three_lines_bring_it_to_a_broker(capsys: pytest.CaptureFixture[str], tm
         file = write("events.jsonl", *(a_trajectory(i) for i in range(10)), "nonsense")
         assert json_output(capsys, "ingest", file)["sent"] == 11
         code = "import etude\nwith etude.task('hello', user='u9'):\n  ..."
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
         outbox = Outbox(Path(".etude/outbox.sqlite"))
         assert outbox.pending(TRAJECTORIES, "forward") == 0  # an agent that ends at once has sent it on
         outbox.close()
@@ -311,7 +311,7 @@ def test_three_lines_bring_it_to_a_broker(capsys: pytest.CaptureFixture[str], tm
             until(lambda: json_output(capsys, "experience", "stats")["trajectories"] == 11)
         finally:
             worker.terminate()
-            worker.wait(timeout=30)
+            worker.wait(timeout=240)
         assert [letter["body"] for letter in json_output(capsys, "experience", "dead-letters")] == ["nonsense"]
         result = json_output(capsys, "experience", "forget", "--user", "u9")
         assert (result["trajectories"], result["messages"]) == (1, 2)  # the trajectory and its reward

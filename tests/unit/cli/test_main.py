@@ -61,7 +61,7 @@ def test_help_imports_nothing_heavy(args: str) -> None:
     heavy += ["pydantic", "yaml"] if args == "--help" else []
     code = "import sys; from etude.cli import main\ntry: main()\nexcept SystemExit: pass\n"
     code += f"print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code, *args.split()], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *args.split()], capture_output=True, text=True, timeout=240)
     assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
 
 
@@ -125,14 +125,14 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: Captu
 def test_a_missing_library_names_the_extra(tmp_path: Path) -> None:
     """As on a base install: torch cannot be imported."""
     code = "import sys; sys.modules['torch'] = None; from etude.cli import main; main(['config', 'show'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 2
     assert done.stderr.strip() == "error: this needs 'torch', which is not installed: pip install 'etude[train]'"
 
 
 def test_loading_without_torch_names_the_extra(finished: Path, tmp_path: Path) -> None:
     code = f"import sys; sys.modules['torch'] = None; import etude; etude.load({str(finished)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert "MissingExtraError: this needs 'torch'" in done.stderr
 
 

@@ -53,7 +53,7 @@ def test_list_of_nothing_says_how_to_begin(tmp_path: Path, capsys: Captured) -> 
 def test_list_needs_no_torch(finished: Path) -> None:
     code = "import sys; from etude.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "runs", "list", str(finished.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert "finished: budget" in done.stdout, done.stderr
     assert done.stdout.endswith("False\n")
 

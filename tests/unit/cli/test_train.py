@@ -222,7 +222,7 @@ def test_an_interrupted_run_says_how_to_go_on(signum: signal.Signals, code: int,
     ) as process:
         wait_for(lambda: len(checkpoints(tmp_path / "a" / "checkpoints")) > 1)
         process.send_signal(signum)
-        terminal_output = process.communicate(timeout=30)[0]
+        terminal_output = process.communicate(timeout=240)[0]
     assert process.returncode == code
     assert "Traceback" not in terminal_output
     assert "interrupted at step" in terminal_output

@@ -225,7 +225,7 @@ def test_settings_that_name_no_policy_give_the_default(caplog: pytest.LogCapture
 
 def test_a_problem_waits_for_its_policy_and_loading_is_no_latency() -> None:
     def load() -> Any:
-        time.sleep(0.2)
+        time.sleep(0.6)
         return Policy(lambda _: "plan")
 
     bus = MemoryBus()
@@ -235,7 +235,7 @@ def test_a_problem_waits_for_its_policy_and_loading_is_no_latency() -> None:
         task.turn(action="after")
     event = only_trajectory(bus)
     assert event.outcome.latency_ms is not None
-    assert event.outcome.latency_ms < 150
+    assert event.outcome.latency_ms < 550
     assert event.turns[0].at_ms <= event.decisions[0].at_ms <= event.turns[1].at_ms <= event.outcome.latency_ms
 
 
@@ -284,7 +284,7 @@ def test_a_choice_that_began_without_a_policy_gets_the_one_that_is_released_late
     assert [asked().policy for _ in range(3)] == ["default"] * 3
     broken.set()
     released.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(loads) < 2 and time.monotonic() < deadline:
         assert asked().policy == "default"
     broken.clear()

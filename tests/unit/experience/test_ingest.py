@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from etude.contracts.bus import Message, message_of
-from etude.contracts.errors import StoreError
+from etude.contracts.bus import Delivery, Message, message_of
+from etude.contracts.errors import BusError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.reward import Reward
 from etude.contracts.store import Stored
@@ -260,6 +260,38 @@ def test_a_store_that_is_away_is_waited_for_and_nothing_becomes_a_dead_letter(
     assert bus.pending(TRAJECTORIES, GROUP) == 0
     assert "no answer" in caplog.text
     assert (store.asked > 0) is answers  # what does not answer is not even pulled for
+
+
+class Forgets(MemoryBus):
+    """A broker that is killed amid the first acknowledgement, and then answers none of what it gave before."""
+
+    forgotten: tuple[object, ...] = ()
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self.forgotten = self.forgotten or tuple(delivery.handle for delivery in deliveries)
+        if any(delivery.handle in self.forgotten and delivery.attempt == 1 for delivery in deliveries):
+            raise BusError("no answer within 5 s")
+        super().ack(deliveries)
+
+
+def test_a_broker_that_has_forgotten_what_it_gave_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etude.experience.ingest.MIN_PAUSE_S", 0.005)
+    monkeypatch.setattr("etude.experience.ingest.MAX_PAUSE_S", 0.01)
+    bus, store, stop = Forgets(ack_wait_s=0.03, backoff_s=(0.0,)), MemoryStore(), threading.Event()
+    bus.publish([message_of(a_trajectory("before"))])
+
+    def later(counts: Counts) -> None:
+        if bus.forgotten and not counts.stored:
+            bus.publish([message_of(a_trajectory("after"))])
+        if counts.stored.total() >= 2:
+            stop.set()
+
+    too_long = threading.Timer(20, stop.set)
+    too_long.start()
+    counts = consume(bus, ingesting(store), stop=stop, report=later)
+    too_long.cancel()
+    assert counts.stored[Stored.NEW] == 1  # the other one was stored before it could be acknowledged
+    assert bus.pending(TRAJECTORIES, GROUP) == 0
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["fails", "silent"])

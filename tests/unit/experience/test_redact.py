@@ -369,9 +369,9 @@ def test_time_is_linear_whatever_comes(unit: str) -> None:
     def shortest(text: str) -> float:
         taken = []
         for _ in range(3):
-            began = time.process_time()
+            began = time.thread_time()
             redact(text)
-            taken.append(time.process_time() - began)
+            taken.append(time.thread_time() - began)
         return min(taken)
 
     taken = shortest(small), shortest(large)

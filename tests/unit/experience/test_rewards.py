@@ -395,10 +395,10 @@ class TestRewarding:
         history = [random_trajectory(i, random) for i in range(1000)]
         took = []
         for _ in range(3):
-            began = clock.perf_counter()
+            began = clock.thread_time()
             for t in history:
                 rewarder.reward(t, (), time=START)
-            took.append(clock.perf_counter() - began)
+            took.append(clock.thread_time() - began)
         assert min(took) < 0.5
 
 

@@ -54,6 +54,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert set(read.manifest.files) == {"catalogue.json", TENSORS}
 
 
+def test_settings_in_force_replace_those_it_learned_with_and_change_no_version(tmp_path: Path) -> None:
+    artefact = write(tmp_path / "a")
+    learned = artefact.manifest.settings
+    section, name = next((section, name) for section, own in learned.items() for name in own)
+    changed = artefact.under({f"{section}.{name}": "of now", "new.key": 1})
+    assert changed.settings == {**learned, section: {**learned[section], name: "of now"}, "new": {"key": 1}}
+    assert changed.version == artefact.version
+    assert artefact.settings == learned == changed.manifest.settings
+
+
 def test_a_version_is_sixteen_digits_of_the_manifest_s_hash(tmp_path: Path) -> None:
     version = write(tmp_path / "a").version
     assert version == version_of((tmp_path / "a" / MANIFEST).read_bytes())

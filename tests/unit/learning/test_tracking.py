@@ -145,7 +145,7 @@ for tracker in make_trackers(Path(sys.argv[1]), ["tensorboard"]):
     tracker.log(7, {"loss": 0.5})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], timeout=120)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], timeout=240)
     assert done.returncode == -9
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "metrics.jsonl")] == [(7, 0.5)]
     assert scalars(tmp_path, "loss") == [(7, 0.5)]

@@ -172,7 +172,7 @@ log.close()
 print(written)
 """
     with start(code, tmp_path) as writer:
-        out, err = writer.communicate(timeout=60)
+        out, err = writer.communicate(timeout=240)
     assert writer.returncode == 0, err
     message, state, written = out.splitlines()
     assert message.startswith(f"{tmp_path}/executions.jsonl: File too large (errno 27)")

@@ -452,7 +452,7 @@ def _shadow_lines(folder: Path) -> list[bytes]:
     return [line for path in (folder / "journal").rglob("*.shadow") for line in path.read_bytes().splitlines()]
 
 
-def _until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def _until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"

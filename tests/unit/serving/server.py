@@ -54,7 +54,7 @@ def serving(
         running = http_server(server)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [socket]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not running.started and time.monotonic() < deadline:
             time.sleep(0.01)
         assert running.started

@@ -20,5 +20,5 @@ def test_ids_of_tenants_never_meet(first: str, second: str, one: str, other: str
     assert (made == id_of_tenant(second, other)) == ((first, one) == (second, other))
 
 
-def test_long_ids_that_begin_alike_stay_apart() -> None:
+def test_long_ids_that_begin_alike_are_different() -> None:
     assert id_of_tenant("a" * 128, "t") != id_of_tenant("a" * 127, "t")

@@ -67,6 +67,18 @@ def test_after_a_slow_disk_a_thread_writes_for_a_while(monkeypatch: pytest.Monke
     assert log.on_loop == [True, False, False]
 
 
+@pytest.mark.parametrize(("took", "on_loop"), [([0.0, 0.06, 0.0], True), ([0.06, 0.06, 0.0], False)])
+def test_one_slow_sync_is_not_a_slow_disk(took: list[float], on_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, now = Log(), [0.0]
+    groups = Groups(log.begin, Writer(), quick=True)
+    for seconds in took:
+        times = iter((now[0], now[0], now[0] + seconds, now[0] + seconds))
+        monkeypatch.setattr(journal, "monotonic", lambda times=times: next(times))
+        assert added(groups, 1) == [None]
+        now[0] += seconds
+    assert log.on_loop == [True, True, on_loop]
+
+
 def test_while_the_thread_writes_the_event_loop_does_not() -> None:
     """They would wait for each other at the file, with requests that wait for the event loop."""
 

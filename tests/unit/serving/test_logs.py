@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -173,9 +173,9 @@ def test_a_line_costs_a_few_microseconds() -> None:
     state = {"request_id": "0123456789abcdef", "caller": Caller(key="0123", role=Role.DECIDE, tenant=None)}
     scope, many, best = {"state": state, "method": "POST"}, 5_000, float("inf")
     for _ in range(5):
-        began = perf_counter()
+        began = thread_time()
         for _ in range(many):
             written(scope, "/v1/decisions", 200, 0.002)
             written._timer = written._timer or SimpleNamespace(cancel=lambda: None)  # type: ignore[assignment]
-        best = min(best, (perf_counter() - began) / many)
+        best = min(best, (thread_time() - began) / many)
     assert best < 30e-6  # 4 µs on an idle core

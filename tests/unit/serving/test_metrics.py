@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import httpx
@@ -251,10 +251,10 @@ def test_every_metric_has_a_helpful_name() -> None:
 def test_what_a_request_pays_is_a_few_microseconds() -> None:
     metrics, many = ProcessMetrics(), 20_000
     best = float("inf")
-    for _ in range(5):  # other work on the machine only makes it slower
-        began = perf_counter()
+    for _ in range(5):
+        began = thread_time()
         for _ in range(many):
             metrics.answered("/v1/decisions", "POST", 200, 0.002)
             metrics.decided("choice:model", "uniform", None, 0.5)
-        best = min(best, (perf_counter() - began) / many)
+        best = min(best, (thread_time() - began) / many)
     assert best < 10e-6  # 1.5 µs on an idle core

@@ -175,7 +175,7 @@ def test_silence_is_not_waited_for_forever() -> None:
         begin = time.monotonic()
         with pytest.raises(EndpointError, match="timed out"):
             EndpointEncoder(url, "m", attempts=1, timeout_s=0.1).tokens(["a"])
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 20
 
 
 def test_the_key_is_sent_and_never_shown(service: Service, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,6 +46,7 @@ SPEC = ProblemSpec(
     load="etude.problems.choice.policy:load",
     method="etude.problems.choice:choose_method",
     continues=False,
+    in_force=("choice.max_mean_cost_usd",),
     read_logs="etude.problems.choice.from_logs:read_logs",
     evaluations={"replay": "etude.problems.choice.evaluate:on_replay"},
     requests="etude.problems.choice.gates:gate_requests",

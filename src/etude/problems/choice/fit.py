@@ -36,7 +36,7 @@ from etude.learning.outcome_model import (
 from etude.problems.choice.contexts import fit_contexts
 from etude.problems.choice.memory import remember
 from etude.problems.choice.model import ChoiceModel, Expectation, Frontier, amount
-from etude.problems.choice.options import make_table
+from etude.problems.choice.options import make_table, price_ratio
 from etude.problems.choice.remarks import CANNOT_JUDGE, Occurrence, on_changes, on_few_outcomes, on_new_kinds, on_rows
 from etude.problems.choice.rows import COST, KINDS, LATENCY, SCORE, Row, Rows
 from etude.problems.choice.settings import ChoiceConfig
@@ -46,7 +46,7 @@ TEXT_WEIGHTS = (1.0, 0.4, 0.0)
 """Weights of text that are tried where a context has categories or numbers besides."""
 QUALITY_WEIGHTS = 1 / (1 + np.concatenate([[0.0], np.logspace(-3, 3, 121)]))
 """Weights of quality at which costs and scores of past rows are known."""
-PAST_CONTEXTS = 256
+PAST_CONTEXTS = 1024
 """Past contexts that a policy keeps, as features, to know what choices among other options would cost."""
 MAX_CELLS = 2_000_000
 """Rows of the sample times options: with very many options, the sample is smaller."""
@@ -88,7 +88,8 @@ def fit_choice(
     """Fit a new model. Everything that is chosen is chosen on a sample of rows; the sums are over all rows."""
     taken, total, offered = _sample(rows, config.sample, seed)
     known = _options(options, {name: one.option for name, one in offered.items()})
-    taken = taken[:: max(1, len(taken) * len(known) // MAX_CELLS)]
+    rows = _at_prices(known, rows)
+    taken = _restated(known, taken[:: max(1, len(taken) * len(known) // MAX_CELLS)])
     if len(known) < 2:
         raise DataError(f"there is one option, {known[0].name!r}: a choice needs at least two, with their outcomes")
     place = {option.name: i for i, option in enumerate(known)}
@@ -161,11 +162,13 @@ def continue_choice(
 ) -> Trained:
     """The model, with later rows added to its sums; earlier ones fade if the settings say so."""
     taken, total, offered = _sample(rows, config.sample, 0)
+    priced = _options([*(options or ()), *model.table.options], {name: one.option for name, one in offered.items()})
+    rows, taken = _at_prices(priced, rows), _restated(priced, taken)
     own = _own_lines(model, taken, offered)
     known, place = list(model.table.options), {name: i for i, name in enumerate(model.table.names)}
     sums, memory = model.outcomes.sums, model.memory
     for part in rows():
-        new = [o for o in _options(options, _offered(part)) if o.name not in place]
+        new = [o for o in _options(priced, _offered(part)) if o.name not in place]
         for option in new:
             place[option.name] = len(known)
             known.append(option)
@@ -253,7 +256,7 @@ def _sample(rows: Rows, size: int, seed: int) -> tuple[list[Row], int, dict[str,
     offered: dict[str, Occurrence] = {}
     for part in rows():
         for name, option in _offered(part).items():
-            offered.setdefault(name, Occurrence(option=option))
+            offered.setdefault(name, Occurrence(option=option)).option = option
         for row in part:
             for name in row.outcomes if row.options is None else [option.name for option in row.options]:
                 offered[name].add(total, row.source)
@@ -267,10 +270,11 @@ def _sample(rows: Rows, size: int, seed: int) -> tuple[list[Row], int, dict[str,
 
 
 def _offered(part: Iterable[Row]) -> dict[str, Option]:
+    """As they are described last."""
     found: dict[str, Option] = {}
     for row in part:
         for option in row.options or ():
-            found.setdefault(option.name, option)
+            found[option.name] = option
         for name in row.outcomes:
             if name not in found:
                 found[name] = Option(name=name)
@@ -284,6 +288,32 @@ def _options(given: Sequence[Option] | None, offered: Mapping[str, Option]) -> l
 
 
 # Costs and latencies
+
+
+def _at_prices(known: Sequence[Option], rows: Rows) -> Rows:
+    return lambda: (_restated(known, part) for part in rows())
+
+
+def _restated(known: Sequence[Option], rows: Sequence[Row]) -> list[Row]:
+    """Rows with the costs that they would have at the prices of the known options: those that were paid are at the
+    prices of their time."""
+    now = {option.name: option for option in known}
+    return [_at_price(now, row) for row in rows]
+
+
+def _at_price(now: Mapping[str, Option], row: Row) -> Row:
+    ratios = {
+        option.name: ratio
+        for option in row.options or ()
+        if COST in row.outcomes.get(option.name, ()) and (ratio := price_ratio(now[option.name], option)) != 1
+    }
+    if not ratios:
+        return row
+    outcomes = {
+        name: {**outcome, COST: outcome[COST] * ratios[name]} if name in ratios else outcome
+        for name, outcome in row.outcomes.items()
+    }
+    return replace(row, outcomes=outcomes)
 
 
 def _line(o: Observed, length: Floats, K: int) -> Floats:

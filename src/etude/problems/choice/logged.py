@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,8 +20,10 @@ from etude.learning.logged import Logged, Shards
 from etude.learning.run import PolicyParts
 from etude.problems.base import Action, Evaluation, Obs
 from etude.problems.choice.contexts import Context, read_context
-from etude.problems.choice.policy import ChoicePolicy
+from etude.problems.choice.policy import ChoicePolicy, Scored
 
+TOGETHER = 1024
+"""Decisions that are scored at a time."""
 SAME_UTILITY = 1e-12
 """Probability of an option that the policy never chooses, so that logarithms stay finite."""
 
@@ -58,13 +61,27 @@ class ChoiceLogReader:
 
     def _logged(self, examples: Sequence[Example]) -> Logged:
         made = read_decisions(examples)
-        scored = [self.decider.score(one.context, one.eligible, Preferences()) for one in made]
+        scored = self._scored(made)
         width = max((len(one.eligible) for one in made), default=1)
         table = {
             "probability": _table([one.probability for one in scored], width),
             "score": _table([one.expectation.score[0] for one in scored], width),
         }
         return to_logged(examples, made, table)
+
+    def _scored(self, made: Sequence[Made]) -> list[Scored]:
+        """Those that were offered the same options are computed together."""
+        alike: dict[bytes, list[int]] = {}
+        for place, one in enumerate(made):
+            alike.setdefault(msgspec.json.encode(one.eligible), []).append(place)
+        found: dict[int, Scored] = {}
+        for places in alike.values():
+            for low in range(0, len(places), TOGETHER):
+                some = places[low : low + TOGETHER]
+                contexts = [made[place].context for place in some]
+                scored = self.decider.score_all(contexts, made[some[0]].eligible, Preferences())
+                found |= zip(some, scored, strict=True)
+        return [found[place] for place in range(len(made))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,12 +46,8 @@ class Frontier:
     def weight_within(self, cost_usd: float) -> float:
         """The quality weight of highest score at which past rows cost at most this on average; if none does, the
         cheapest."""
-        return _best_within(self.weight, self.score, self.cost_usd, cost_usd)
-
-
-def _best_within(weight: Floats, score: Floats, cost_usd: Floats, limit: float) -> float:
-    within = cost_usd <= max(limit, float(cost_usd.min()))
-    return float(weight[np.where(within, score, -np.inf).argmax()])
+        within = self.cost_usd <= max(cost_usd, float(self.cost_usd.min()))
+        return float(self.weight[np.where(within, self.score, -np.inf).argmax()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +169,15 @@ class ChoiceModel:
         if offered is None or not len(known.features):
             return known.weight_within(cost_usd)
         expected = self._expect(known.features, lambda: known.length, offered)
-        score, cost, rows = expected.score, expected.cost(), np.arange(len(known.features))
-        points = []
-        for weight in known.weight.tolist():
+        cost, rows = expected.cost(), np.arange(len(known.features))
+
+        def is_within(weight: float) -> bool:
             pick = expected.careful(expected.utility(weight, self.unit_usd), weight).argmax(1)
-            points.append((score[rows, pick].mean(), cost[rows, pick].mean()))
-        scores, costs = np.array(points).T
-        return _best_within(known.weight, scores, costs, cost_usd)
+            return bool(cost[rows, pick].mean() <= cost_usd)
+
+        weights = np.sort(known.weight)  # both the expected score and the cost rise with the weight
+        above = bisect_left(weights, True, key=lambda weight: not is_within(float(weight)))
+        return float(weights[max(0, above - 1)])
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         found = {f"reader.{name}": x for name, x in self.reader.tensors().items()}

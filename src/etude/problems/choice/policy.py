@@ -171,7 +171,7 @@ class ChoicePolicy:
     def _decide_alike(self, requests: Sequence[DecisionRequest]) -> Sequence[Decision | Exception]:
         """Of requests that differ in their contexts and seeds alone."""
         first, contexts = requests[0], [request.context for request in requests]
-        scored = self._score_all(contexts, first.options, first.preferences, errors=first.explain)
+        scored = self.score_all(contexts, first.options, first.preferences, errors=first.explain)
         return [self._answer(request, one) for request, one in zip(requests, scored, strict=True)]
 
     def _answer(self, request: DecisionRequest, scored: Scored) -> Decision | NoOptionError:
@@ -214,11 +214,12 @@ class ChoicePolicy:
 
     def score(self, context: Any, options: Sequence[Any] | None, preferences: Preferences) -> Scored:
         """What is expected of each option, and with which probability it is chosen."""
-        return next(self._score_all([context], options, preferences))
+        return next(self.score_all([context], options, preferences))
 
-    def _score_all(
+    def score_all(
         self, contexts: Sequence[Any], options: Sequence[Any] | None, preferences: Preferences, *, errors: bool = True
     ) -> Iterator[Scored]:
+        """The same for several contexts, among the same options."""
         given = [read_context(context) for context in contexts]
         offered = None if options is None else self.offer(options)
         known = self.options if offered is None else offered.options
@@ -355,7 +356,7 @@ def load(artefact: Artefact, *, explore: Explore | None = None) -> ChoicePolicy:
         raise ConfigError(f"explore is {explore!r}: expected one of {', '.join(get_args(Explore))}")
     return ChoicePolicy(
         model=read_model(artefact),
-        config=read_own(ChoiceSettings, artefact.manifest.settings, source=artefact.path).choice,
+        config=read_own(ChoiceSettings, artefact.settings, source=artefact.path).choice,
         artefact_version=artefact.version,
         explore=explore or "none",
     )

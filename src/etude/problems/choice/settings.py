@@ -22,7 +22,7 @@ class ChoiceConfig:
     """Weight of the score against cost, unless a decision says otherwise: 1 is the score alone."""
     max_mean_cost_usd: Annotated[float, Gt(0)] | None = None
     """USD that a choice may cost on average, among the options that are offered, in contexts of the past: the quality
-    weight is lowered until it does; null is no limit."""
+    weight is lowered until it does; null is no limit. Policies that serve a slot keep to it as soon as it is set."""
     half_life_rows: Annotated[int, Gt(0)] | None = None
     """Number of newer rows after which a row counts half; null never fades."""
     sample: Annotated[int, Ge(100)] = 20_000

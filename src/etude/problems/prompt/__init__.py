@@ -58,6 +58,7 @@ SPEC = ProblemSpec(
     compare="etude.problems.prompt.evaluate:compare",
     read_logs="etude.problems.prompt.from_logs:read_logs",
     evaluations={"data": "etude.problems.prompt.evaluate:on_data"},
+    session="etude.problems.prompt.caller:open_session",
     requests="etude.problems.prompt.gates:gate_requests",
     report="etude.problems.prompt.report:report",
     method="etude.problems.prompt:choose_method",

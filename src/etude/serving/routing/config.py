@@ -99,9 +99,9 @@ class RoutingConfig:
     attempts: Annotated[int, Ge(1)] = 3
     """Maximum number of models that are asked for one call."""
     cooldown_s: Annotated[float, Gt(0)] = 10.0
-    """Seconds for which an upstream that failed is not chosen, unless it says otherwise (retry-after)."""
+    """Seconds for which a model that failed is not chosen, unless its service says otherwise (retry-after)."""
     max_cooldown_s: Annotated[float, Gt(0)] = 300.0
-    """Maximum of these seconds, whatever the upstream says."""
+    """Maximum of these seconds, whatever the service says."""
     affinity_hours: Annotated[float, Ge(0), Le(24)] = 12.0
     """Hours for which a conversation stays on its model; 0 decides at each call."""
     max_conversations: Annotated[int, Ge(1)] = 100_000

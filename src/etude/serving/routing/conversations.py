@@ -16,7 +16,7 @@ log = logging.getLogger("etude")
 
 @dataclass(kw_only=True)
 class Conversations:
-    """What is being written is known at once; writes that come together share one sync of the disk."""
+    """What is being written is known at once; what comes while something is written is written together."""
 
     state: ServingState
     hours: float

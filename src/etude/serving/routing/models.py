@@ -79,8 +79,8 @@ class Models:
         for option in self.options:
             name = option["name"]
             reason = without.get(name) or next(self._why_not(name, asked, translates), None)
-            if reason is None and (pause_s := self.upstreams.of(name).wait_s()) > 0:
-                reason, wait_s = f"its upstream failed and is asked again in {pause_s:.0f} s", min(wait_s, pause_s)
+            if reason is None and (pause_s := self.upstreams.wait_s(name)) > 0:
+                reason, wait_s = f"it failed and is asked again in {pause_s:.0f} s", min(wait_s, pause_s)
             if reason is None:
                 found.append(name)
             else:

@@ -78,7 +78,7 @@ class Proxy:
             try:
                 return await (self._begun if asked.stream else self._whole)(call, upstream, wire)
             except FailedError as error:
-                await self._failed(call, upstream, wire, error)
+                await self._failed(call, wire, error)
             except RefusedError as error:
                 call.turn(wire.answer, f"status {error.status}")
                 await self._end(call, "failed", error=f"the model {call.model} refused with status {error.status}")
@@ -140,9 +140,9 @@ class Proxy:
         has_responses = self.config.upstreams[model.upstream].has_responses
         return (ResponsesWire if has_responses else TranslatedWire)(asked.body, call.model, model)
 
-    async def _failed(self, call: Call, upstream: Upstream, wire: Wire, error: FailedError) -> None:
+    async def _failed(self, call: Call, wire: Wire, error: FailedError) -> None:
         """Decide among the models that are left; RequestError if there is none."""
-        self.upstreams.failed(upstream, error)
+        self.upstreams.failed(call.model, error)
         self.counts["attempts failed"] += 1
         call.turn(wire.answer, str(error))
         call.tried[call.model] = str(error)
@@ -189,10 +189,10 @@ class Proxy:
         try:
             try:
                 async with upstream.ask(wire.path, wire.body, stream=True) as response:
-                    chunks, lines = response.content.iter_any(), _Lines()
+                    lines = _Lines()
                     while not wire.answer.ended:
-                        async with asyncio.timeout(None if begun else upstream.config.first_byte_s):
-                            chunk = await anext(chunks, b"")
+                        read = response.content.readany()
+                        chunk = await (read if begun else _within(read, upstream.config.first_byte_s))
                         if not chunk:
                             break
                         if out := b"".join(wire.event(data) for data in lines.feed(chunk)):
@@ -207,7 +207,7 @@ class Proxy:
         except FailedError as error:
             if not begun:
                 raise
-            self.upstreams.failed(upstream, error)
+            self.upstreams.failed(call.model, error)
             call.turn(wire.answer, str(error))
             await self._end(call, "failed", error=str(error))
             yield wire.failure(str(error), "upstream_failed")
@@ -298,6 +298,11 @@ async def _all(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[byte
     yield first
     async for one in others:
         yield one
+
+
+async def _within(read: Awaitable[bytes], limit_s: float) -> bytes:
+    async with asyncio.timeout(limit_s):
+        return await read
 
 
 async def _to_end(read: Callable[[], Awaitable[bytes]]) -> None:

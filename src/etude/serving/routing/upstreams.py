@@ -1,5 +1,7 @@
 """The services that are asked: connections that lead only where the settings allow, and pauses after failures.
 
+A model that failed is not asked for a while; its upstream's others are, unless it cannot be reached or refuses the key.
+
 An address is checked when a connection is made, so that a name that leads somewhere else tomorrow is refused tomorrow.
 Redirects are not followed, and proxies of the environment are not used.
 """
@@ -7,6 +9,7 @@ Redirects are not followed, and proxies of the environment are not used.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -14,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -31,16 +34,23 @@ MAX_ANSWER_BYTES = 64 << 20
 MAX_REFUSAL_BYTES = 16 << 10
 NAT64 = IPv6Network("64:ff9b::/96")
 RETRIED = (408, 409, 425, 429)
-"""Below 500: statuses after which another model is asked, and this upstream is left alone for a while."""
-MISCONFIGURED = (401, 402, 403, 404, 405)
-"""Statuses that say that this upstream cannot be used as it is configured."""
+"""Below 500: statuses after which another model is asked, and this one is left alone for a while."""
+REFUSED = (401, 402, 403)
+"""Statuses that say that this upstream cannot be used with its key."""
+MISCONFIGURED = (404, 405)
+"""Statuses that say that it has no such route or model."""
+
+
+Pauses = Literal["nothing", "model", "upstream"]
 
 
 class FailedError(Exception):
     """An attempt that gave no answer. What it says may be shown to the caller."""
 
-    def __init__(self, message: str, *, status: int, retry_after_s: float | None = None, pauses: bool = True) -> None:
-        """`status` is what the caller gets if no other model answers; `pauses` whether the upstream is left alone."""
+    def __init__(
+        self, message: str, *, status: int, retry_after_s: float | None = None, pauses: Pauses = "model"
+    ) -> None:
+        """`status` is what the caller gets if no other model answers; `pauses` what is left alone for a while."""
         super().__init__(message)
         self.status, self.retry_after_s, self.pauses = status, retry_after_s, pauses
 
@@ -104,14 +114,8 @@ class Upstream:
     config: UpstreamConfig
     headers: Mapping[str, str]
     url: str
-    free_at: float = float("-inf")
-    """Time of the monotonic clock until which it is not asked."""
     _session: aiohttp.ClientSession | None = None
     _loop: asyncio.AbstractEventLoop | None = None
-
-    def wait_s(self) -> float:
-        """Seconds until it may be asked; 0 if it may be now."""
-        return max(0.0, self.free_at - time.monotonic())
 
     @asynccontextmanager
     async def ask(self, path: str, body: bytes, *, stream: bool) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -136,7 +140,8 @@ class Upstream:
         except (aiohttp.ClientError, OSError) as error:
             cause = getattr(error, "os_error", None)  # of a connection that could not be made
             why = str(cause) if isinstance(cause, NotAllowedError) else "it cannot be reached or broke off"
-            raise FailedError(f"the upstream {self.name!r} failed: {why}", status=502) from error
+            pauses: Pauses = "upstream" if isinstance(error, aiohttp.ClientConnectorError) else "model"
+            raise FailedError(f"the upstream {self.name!r} failed: {why}", status=502, pauses=pauses) from error
         finally:
             if response is not None:
                 response.release()  # closes the connection unless its answer was read to the end
@@ -150,12 +155,14 @@ class Upstream:
                 status=429 if status == 429 else 502,
                 retry_after_s=retry_after_s(response.headers),
             )
-        if status in MISCONFIGURED or status < 400:
+        if status in REFUSED or status in MISCONFIGURED or status < 400:
             return FailedError(
-                f"the upstream {self.name!r} answered status {status}: its url, model or key are wrong", status=502
+                f"the upstream {self.name!r} answered status {status}: its url, model or key are wrong",
+                status=502,
+                pauses="upstream" if status in REFUSED else "model",
             )
         if b"context_length" in body:  # another model may have room for it
-            return FailedError(f"the request is too long for the upstream {self.name!r}", status=400, pauses=False)
+            return FailedError(f"the request is too long for the upstream {self.name!r}", status=400, pauses="nothing")
         return RefusedError(status, body)
 
     def _opened(self) -> aiohttp.ClientSession:
@@ -177,17 +184,24 @@ class Upstream:
 class Upstreams:
     config: RoutingConfig
     by_name: Mapping[str, Upstream] = field(default_factory=dict)
+    free_at: dict[str, float] = field(default_factory=dict)
+    """By model: the time of the monotonic clock until which it is not asked."""
 
     def of(self, model: str) -> Upstream:
         return self.by_name[self.config.models[model].upstream]
 
-    def failed(self, upstream: Upstream, error: FailedError) -> None:
-        """It is not chosen for a while."""
-        if not error.pauses:
-            return
+    def failed(self, model: str, error: FailedError) -> None:
+        """It is not chosen for a while, nor are the others of its upstream if the error is about that."""
         asked_s = self.config.cooldown_s if error.retry_after_s is None else error.retry_after_s
-        wait_s = min(max(asked_s, 0.0), self.config.max_cooldown_s)
-        upstream.free_at = max(upstream.free_at, time.monotonic() + wait_s)
+        until = time.monotonic() + min(max(asked_s, 0.0), self.config.max_cooldown_s)
+        models, upstream = self.config.models, self.config.models[model].upstream
+        beside = [name for name, one in models.items() if one.upstream == upstream]
+        for name in {"nothing": [], "model": [model], "upstream": beside}[error.pauses]:
+            self.free_at[name] = max(self.free_at.get(name, until), until)
+
+    def wait_s(self, model: str) -> float:
+        """Seconds until it may be asked; 0 if it may be now."""
+        return max(0.0, self.free_at.get(model, -math.inf) - time.monotonic())
 
     async def close(self) -> None:
         for upstream in self.by_name.values():

@@ -420,7 +420,7 @@ def test_ctrl_c_leaves_a_complete_log_and_says_how_to_go_on(tmp_path: Path) -> N
     while not (tmp_path / "begun").exists():  # its workers are asleep then
         assert started.poll() is None
     started.send_signal(signal.SIGINT)
-    reported, _ = started.communicate(timeout=30)
+    reported, _ = started.communicate(timeout=240)
     assert started.returncode == 130
     assert "The same command resumes" in reported
     assert "etude collect --num-executions 3" in reported

@@ -221,12 +221,12 @@ from etude.orchestrator.workers.callable import in_thread
 async def run():
     try:
         async with asyncio.timeout(0.05):
-            await in_thread(lambda: time.sleep(60))
+            await in_thread(lambda: time.sleep(3600))
     except TimeoutError:
         print("left")
 asyncio.run(run())
 """)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 

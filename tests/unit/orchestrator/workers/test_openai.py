@@ -5,7 +5,7 @@ import json
 import random
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
 import pytest
@@ -399,6 +399,12 @@ def test_an_attempt_costs_no_more_than_it_can() -> None:
     assert bound == pytest.approx((32 + 1 + 32 + 200) * 2e-6 + 50 * 10e-6 + 0.001)
 
 
+async def until_none(connections: Collection[object]) -> None:
+    async with asyncio.timeout(30):
+        while connections:
+            await asyncio.sleep(0.002)
+
+
 def test_a_cancelled_attempt_leaves_no_connection() -> None:
     server = ChatServer([Act.HANG, Act.STALL])
 
@@ -412,8 +418,7 @@ def test_a_cancelled_attempt_leaves_no_connection() -> None:
             attempt.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await attempt
-            await asyncio.sleep(0.01)
-            assert not server.connections
+            await until_none(server.connections)
         assert (await worker.do(subtask())).output == "all is well"
 
     with_server(server, use)
@@ -433,7 +438,7 @@ def test_a_stream_is_read_to_its_end_so_that_its_connection_can_be_reused(monkey
 
 
 def test_connections_are_reused_and_given_back() -> None:
-    server = ChatServer(latency_s=0.01)
+    server = ChatServer(latency_s=0.2)  # enough for all to connect before the first is answered
 
     async def use(worker: OpenAIWorker) -> None:
         for _ in range(3):
@@ -444,8 +449,7 @@ def test_connections_are_reused_and_given_back() -> None:
         await worker.close()
         assert (await under_way).output == "all is well"
         await worker.close()
-        await asyncio.sleep(0.01)
-        assert not server.connections
+        await until_none(server.connections)
 
     with_server(server, use)
 
@@ -472,8 +476,7 @@ def test_under_chaos_every_attempt_ends_and_nothing_stays_open() -> None:
     async def use(worker: OpenAIWorker) -> list[Reply | BaseException]:
         ended = await asyncio.gather(*(worker.do(subtask()) for _ in range(150)), return_exceptions=True)
         await worker.close()
-        await asyncio.sleep(0.01)
-        assert not server.connections
+        await until_none(server.connections)
         return ended
 
     ended = with_server(server, use, stall_s=0.5, **PRICES)

@@ -275,6 +275,36 @@ def test_what_a_new_option_costs_is_learned_from_its_own_rows() -> None:
     assert again.lines["cost_usd"] == pytest.approx(model.lines["cost_usd"])
 
 
+@pytest.mark.parametrize("way", ["fitted", "sampled", "continued"])
+def test_past_costs_count_at_the_prices_of_now(way: str) -> None:
+    """`a` costs its list price, which doubles; `b` stays; what has no list price is taken as it is."""
+
+    def offer(price: float) -> tuple[Option, ...]:
+        return (Option(name="a", numbers={"usd_per_call": price}), Option(name="b", numbers={"usd_per_call": 1.0}))
+
+    def make(price: float, seed: int) -> list[Row]:
+        rng, rows = random.Random(seed), []
+        for i in range(300):
+            name = rng.choice("ab")
+            outcome = {"score": float(rng.random() < 0.5), "cost_usd": price if name == "a" else 1.0}
+            context = {"tier": rng.choice(TIERS)}
+            rows.append(
+                Row(context=context, outcomes={name: outcome}, propensity=0.5, options=offer(price), group=f"{seed}{i}")
+            )
+        return rows
+
+    before, after = make(1.0, 0), make(2.0, 1)
+    if way == "continued":
+        model = continue_choice(fit(before).model, parts(after, 100), ChoiceConfig()).model
+    else:
+        model = fit(before + after, WHOLE if way == "fitted" else CONFIG).model
+    for price in (1.0, 2.0, 6.0):
+        offered = model.table.offer(
+            [{"name": "a", "usd_per_call": price}, {"name": "b", "usd_per_call": 1.0}], NGramEncoder()
+        )
+        assert model.expect([{"tier": "gold"}], offered).cost()[0] == pytest.approx([price, 1.0], rel=0.02)
+
+
 def test_costs_that_the_earlier_policy_does_not_know_are_not_dropped_silently() -> None:
     rows = make_rows(60)
     without = [replace(row, outcomes={name: {"score": o["score"]} for name, o in row.outcomes.items()}) for row in rows]

@@ -538,6 +538,14 @@ def test_a_limit_of_the_mean_cost_lowers_the_quality_weight_until_past_rows_keep
     assert limited.choose(POETIC, quality_weight=1.0).action == "poet"  # a request may say otherwise
 
 
+def past_cost(model: ChoiceModel, options: list[dict[str, Any]], weight: float) -> float:
+    """Mean expected cost of the choices that a policy without a limit makes in the contexts that the model keeps."""
+    offered, frontier = model.table.offer(options, model.reader.encoder), model.frontier
+    expected = model._expect(frontier.features, lambda: frontier.length, offered)
+    pick = expected.careful(expected.utility(weight, model.unit_usd), weight).argmax(1)
+    return float(expected.cost()[np.arange(len(pick)), pick].mean())
+
+
 def test_a_limit_of_the_mean_cost_holds_among_options_that_appear_and_at_new_prices(model: ChoiceModel) -> None:
     limit = 0.5 * (model.frontier.cost_usd.min() + model.frontier.cost_usd.max())
     limited, unlimited = (
@@ -556,6 +564,10 @@ def test_a_limit_of_the_mean_cost_holds_among_options_that_appear_and_at_new_pri
     for options in (known, raised, [expensive, *known]):
         assert cost(limited, options) <= 1.05 * limit
         assert cost(unlimited, options) > 1.2 * limit
+        weights = [weight for weight in model.frontier.weight if past_cost(model, options, weight) <= limit]
+        assert limited.quality_weight(Preferences(), limited.offer(options)) == max(weights), "the budget is used"
+    nothing = ChoicePolicy(model=model, config=ChoiceConfig(max_mean_cost_usd=1e-9), artefact_version="v")
+    assert nothing.quality_weight(Preferences(), nothing.offer(known)) == model.frontier.weight.min()
     assert unlimited.quality_weight(Preferences(), unlimited.offer(known)) == 1.0
 
 

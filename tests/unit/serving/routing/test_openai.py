@@ -58,8 +58,7 @@ class Room:
         for one in (self.small, self.large, self.vectors):
             one.script.clear()
             one.asked.clear()
-        for upstream in self.proxy.upstreams.by_name.values():
-            upstream.free_at = float("-inf")
+        self.proxy.upstreams.free_at.clear()
 
     def post(self, body: dict[str, Any], path: str = "chat/completions", **headers: str) -> httpx.Response:
         return self.client.post(f"/v1/{path}", json=body, headers=headers)
@@ -204,7 +203,7 @@ def test_a_call_that_no_model_answers_has_failed(room: Room) -> None:
     assert room.proxy.counts["failed"] > 0
 
 
-def test_an_upstream_that_failed_is_left_alone_for_a_while(room: Room) -> None:
+def test_a_model_that_failed_is_left_alone_for_a_while(room: Room) -> None:
     room.small.script.append(response(429, b"{}", "Retry-After: 60"))
     assert room.post(ASKED).headers["x-etude-model"] == "large"
     assert len(room.small.asked) == 1
@@ -218,6 +217,26 @@ def test_an_upstream_that_failed_is_left_alone_for_a_while(room: Room) -> None:
     later = room.post(ASKED)  # no model is asked
     assert "asked again in" in error(later, 503)["message"]
     assert 0 < int(later.headers["retry-after"]) <= 30
+
+
+def test_models_of_one_upstream_stand_in_for_each_other(tmp_path: Path) -> None:
+    """A limit of one model says nothing of the others, unless their key is refused, or their address is dead."""
+    with in_thread(ChatServer()) as upstream, ExitStack() as stack:
+        routing = {
+            "upstreams": {"a": {"url": upstream.url, "allow_private": True} | QUICK},
+            "models": {name: {"upstream": "a"} for name in ("small", "large")},
+            "default_model": "small",
+        }
+        served = stack.enter_context(serving(tmp_path, routing=routing))
+        client, pauses = served.client(Role.DECIDE), served.server.proxy.upstreams
+        upstream.script.append(Act.BUSY)
+        asked = client.post("/v1/chat/completions", json=ASKED)
+        assert (asked.headers["x-etude-model"], upstream.requests) == ("large", 2)
+        pauses.free_at.clear()
+        upstream.script.append(Act.UNAUTHORISED)
+        assert error(client.post("/v1/chat/completions", json=ASKED), 502)["message"].endswith("key are wrong")
+        assert upstream.requests == 3
+        assert min(pauses.wait_s(name) for name in ("small", "large")) > 0
 
 
 def test_a_stream_that_dies_ends_with_an_error_and_counts_as_a_failure(room: Room) -> None:
@@ -277,8 +296,7 @@ def test_a_conversation_stays_on_its_model_until_it_fails(room: Room) -> None:
     room.small.script.append(Act.ERROR)
     first = room.post(ASKED)
     assert first.headers["x-etude-model"] == "large"
-    for upstream in room.proxy.upstreams.by_name.values():
-        upstream.free_at = float("-inf")
+    room.proxy.upstreams.free_at.clear()
     later = ASKED | {"messages": [*HELLO, {"role": "assistant", "content": "x"}, {"role": "user", "content": "more"}]}
     second = room.post(later)
     assert (second.headers["x-etude-model"], second.headers["x-etude-policy"]) == ("large", "affinity")
@@ -289,8 +307,7 @@ def test_a_conversation_stays_on_its_model_until_it_fails(room: Room) -> None:
     room.large.script.append(Act.ERROR)
     third = room.post(later)
     assert (third.headers["x-etude-model"], third.headers["x-etude-policy"]) == ("small", "default")
-    for upstream in room.proxy.upstreams.by_name.values():
-        upstream.free_at = float("-inf")
+    room.proxy.upstreams.free_at.clear()
     assert room.post(later).headers["x-etude-model"] == "small"  # it moved
 
 
@@ -298,8 +315,7 @@ def test_a_conversation_that_has_a_name_is_known_by_it(room: Room) -> None:
     name = {"x-etude-conversation": "c-1"}
     room.small.script.append(Act.ERROR)
     assert room.post(ASKED, **name).headers["x-etude-model"] == "large"
-    for upstream in room.proxy.upstreams.by_name.values():
-        upstream.free_at = float("-inf")
+    room.proxy.upstreams.free_at.clear()
     other = ASKED | {"messages": [{"role": "user", "content": "quite another"}]}
     assert room.post(other, **name).headers["x-etude-policy"] == "affinity"
     assert room.post(other | {"metadata": {"conversation": "c-1"}}).headers["x-etude-model"] == "large"
@@ -367,6 +383,13 @@ def test_a_wrong_request_is_refused_as_openai_does(room: Room, body: bytes, stat
     assert (found["param"], found["type"]) == (param, "invalid_request_error")
 
 
+def test_a_route_of_openai_that_is_not_there_says_so_to_its_clients(room: Room) -> None:
+    answer = room.post({"model": "small", "prompt": "hello"}, "completions")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == answer.json()["detail"]
+    assert "no route '/v1/completions'" in answer.json()["detail"]
+
+
 def test_only_keys_that_may_decide_call_models(room: Room) -> None:
     assert error(room.served.bare().post("/v1/chat/completions", json=ASKED), 401)["code"] == "invalid_api_key"
     ingest = room.served.client(Role.INGEST)
@@ -378,7 +401,7 @@ def test_only_keys_that_may_decide_call_models(room: Room) -> None:
     assert answers[-1].headers["retry-after"]
 
 
-def wait_for(found: Any, timeout_s: float = 10.0) -> None:
+def wait_for(found: Any, timeout_s: float = 60.0) -> None:
     deadline = monotonic() + timeout_s
     while not found() and monotonic() < deadline:
         sleep(0.01)

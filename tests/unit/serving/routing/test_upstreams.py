@@ -104,16 +104,17 @@ def test_keys_come_from_the_environment() -> None:
     assert "secret" not in repr(made.config)
 
 
-def test_an_upstream_that_failed_is_left_alone_as_long_as_it_asks() -> None:
+def test_a_model_that_failed_is_left_alone_as_long_as_it_asks() -> None:
     made = make_upstreams(config("https://x/v1"), {})
-    upstream = made.of("m")
-    assert upstream.wait_s() == 0
-    made.failed(upstream, FailedError("x", status=400, pauses=False))
-    assert upstream.wait_s() == 0
-    made.failed(upstream, FailedError("x", status=502))
-    assert 9 < upstream.wait_s() <= 10
-    made.failed(upstream, FailedError("x", status=429, retry_after_s=1e9))
-    assert 299 < upstream.wait_s() <= 300
+    assert made.wait_s("m") == 0
+    made.failed("m", FailedError("x", status=400, pauses="nothing"))
+    assert made.wait_s("m") == 0
+    made.failed("m", FailedError("x", status=502))
+    assert 9 < made.wait_s("m") <= 10
+    made.failed("m", FailedError("x", status=429, retry_after_s=1e9))
+    assert 299 < made.wait_s("m") <= 300
+    made.failed("m", FailedError("x", status=502))
+    assert 299 < made.wait_s("m") <= 300  # the later of the two
 
 
 def test_how_long_to_wait_is_read_in_all_its_forms() -> None:
