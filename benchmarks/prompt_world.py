@@ -132,7 +132,7 @@ def logistic(states: States) -> Actor:
         found.backward()
         return found
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    optimizer.step(loss)
 
     def act(obs: Obs, generator: torch.Generator) -> Action:
         scores = _scaled(obs["features"], scale) @ weight[:-1].detach() + weight[-1].detach()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
 from etude.problems.prompt.kinds import kind_of
 from etude.problems.prompt.masks import cannot
@@ -23,8 +23,18 @@ TOO_LONG = 0.5
 
 def score(prompt: Prompt, kind: str | None = None) -> float:
     """How good a prompt is for its kind; a mutated prompt keeps the kind that it had."""
-    text = text_of(prompt)
-    rules: dict[str, Any] = RULES[kind or kind_of(text)]
+    own = kind or kind_of(text_of(prompt))
+    return _of_text(prompt, own) if isinstance(prompt, str) else _by_rules(prompt, own)
+
+
+@lru_cache(4096)
+def _of_text(text: str, kind: str) -> float:
+    """Remembered: a state of a prompt is scored once for each mutation that leads to it or from it."""
+    return _by_rules(text, kind)
+
+
+def _by_rules(prompt: Prompt, kind: str) -> float:
+    text, rules = text_of(prompt), RULES[kind]
     has = sum(rules[mutation] for mutation in MUTATIONS if cannot(prompt, mutation) is not None)
     beyond = len(text.split()) / rules["words"] - 1
     return float(has - TOO_LONG * min(1.0, max(0.0, beyond)))

@@ -316,7 +316,8 @@ class Session:
         if not np.isfinite(found).all():
             raise DataError("embedding has a number that is not finite")
         length = float(np.linalg.norm(found.astype(np.float64)))
-        return (found / (length or 1.0) * self.width**0.5).astype(np.float32)
+        scaled: NDArray[np.float32] = found * np.float32(self.width**0.5 / (length or 1.0))
+        return scaled
 
     def _batch(self, used: Sequence[_Experience], following: _Experience | None) -> Batch:
         """(T, 1, …) in the order of time."""

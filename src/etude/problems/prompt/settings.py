@@ -15,7 +15,7 @@ class PromptConfig:
     encoder: str = "fast"
     """How text is read: ngrams, ngrams-1536 (any width), fast, minilm, or https://host/v1#model."""
     inputs: Literal["all", "embedding"] = "all"
-    """What the policy sees: `all` is each sentence's embedding, the kind and the features; or the prompt's embedding."""
+    """What the policy sees: `all` is sentences, the kind and the features; `embedding` that of the whole prompt."""
     max_mutations: Annotated[int, Ge(1), Le(5)] = 3
     """Maximum number of mutations of one prompt, each at most once."""
     prompts: Annotated[int, Ge(10)] = 3000

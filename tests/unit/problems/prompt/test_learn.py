@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,24 @@ class Ratings:
     content: str = "0" * 64
     problem: str = "prompt"
     facts: dict[str, Any] = field(default_factory=dict)
+    made: dict[str, list[Example]] = field(default_factory=dict)
     splits: dict[str, int] = field(default_factory=lambda: {"train": 160, "validation": 60})
 
-    def examples(self, split: str) -> Any:
-        yield [self._rated(split, i) for i in range(self.splits[split])]
+    def examples(self, split: str) -> Iterator[Sequence[Example]]:
+        yield self._kept(split)
+
+    @cached_property
+    def _prompts(self) -> list[str]:
+        return [one.text for one in make_prompts(220, 3)]
+
+    def _kept(self, split: str) -> list[Example]:
+        if split not in self.made:
+            self.made[split] = [self._rated(split, i) for i in range(self.splits[split])]
+        return self.made[split]
 
     def _rated(self, split: str, number: int) -> Rated:
         seed = number + 1000 * (split != "train")
-        text = make_prompts(220, 3)[number if split == "train" else 160 + number].text
+        text = self._prompts[number if split == "train" else 160 + number]
         decision = self.policy.sampled().decide(DecisionRequest(context=text, seed=seed))
         trajectory = Trajectory(
             id=f"{split}-{number}",
@@ -153,8 +164,6 @@ def test_ratings_of_logged_decisions_change_the_policy(trained: Any, tmp_path: P
         ],
         isolated=True,
     )
-    from dataclasses import replace
-
     rated: Any = Ratings(policy=policy)
     run = start_run(replace(request, method="from-logs", dataset=rated, checkpoint=trained.folder.path))
     for _ in run.updates():
@@ -165,7 +174,7 @@ def test_ratings_of_logged_decisions_change_the_policy(trained: Any, tmp_path: P
 def probability_of_stop(policy: Any) -> float:
     asked = [DecisionRequest(context=one.text) for one in make_prompts(20, 8)]
     found: Sequence[Any] = policy.sampled().decide_many(asked)
-    return sum(one.expected[STOP].probability for one in found) / len(found)
+    return float(sum(one.expected[STOP].probability for one in found) / len(found))
 
 
 def test_logs_are_read_as_they_were_decided(trained: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from etude.contracts.decision import DecisionRequest
 from etude.contracts.errors import DataError
-from etude.problems.prompt.mutations import MUTATIONS
+from etude.problems.prompt.mutations import MUTATIONS, Prompt
 from etude.problems.prompt.policy import PromptDecider
 from etude.problems.prompt.reader import ACTIONS, DONE, ENOUGH, STOP, State
 from tests.unit.problems.prompt.tiny import READER, policy, prompts
@@ -56,7 +56,7 @@ def test_a_prompt_is_improved_until_the_policy_stops() -> None:
         found = asked.improve(TEXT, seed=seed)
         assert len(found.mutations) == len(set(found.mutations)) <= READER.rules.max_mutations
         assert 0 < found.propensity <= 1
-        prompt = TEXT
+        prompt: Prompt = TEXT
         for step in found.steps:
             assert step.mutated.revert() == prompt
             prompt = step.mutated.prompt
