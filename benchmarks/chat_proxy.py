@@ -82,13 +82,13 @@ def main() -> None:
             for name, values in added.items():
                 print(f"{rate:g}/s, added by {name}: {_shown(values)}", flush=True)
     version = None if arguments.litellm is None else _version(arguments.litellm)
-    values: dict[str, Any] = {
+    results: dict[str, Any] = {
         "seconds": arguments.seconds,
         "rounds": arguments.rounds,
         "litellm": version,
         "added_ms": found,
     }
-    save("chat_proxy", values)
+    save("chat_proxy", results)
 
 
 def _measure(url: str, key: str, model: str, *, rate: float, seconds: float, seed: int) -> dict[str, float]:

@@ -197,12 +197,15 @@ class Decisions:
     runtime: Runtime = field(init=False)
     _opened: Groups[_Opened] = field(init=False)
     _closed: Groups[_Outcome] = field(init=False)
+    _called: Groups[_Opened] = field(init=False)
     _offer: Callable[[bytes, Preferences], Offer] = field(init=False)
     _next_expiry: float = 0.0
 
     def __post_init__(self) -> None:
         self.runtime, self._offer = Runtime(self.collector.deciders), lru_cache(OFFERS)(_offer)
-        self._opened = Groups(self._open, Writer(), quick=True)
+        opened = Writer()
+        self._opened = Groups(self._open, opened, quick=True)
+        self._called = Groups(self._open, opened, quick=False)  # streams of other calls go on meanwhile
         self._closed = Groups(self._close, Writer(), quick=False)
 
     async def decide(self, asked: DecisionAsked, caller: Caller, *, size: int = 0) -> DecisionGiven:
@@ -215,7 +218,7 @@ class Decisions:
         decision, missing = await self.choose(asked, trajectory if keeps else None, size=size)
         if keeps:
             task = self._task(asked, caller, trajectory, now, decision)
-            await self._write(task, now + self._longer(asked), size)
+            await self._write(self._opened, task, now + self._longer(asked), size)
         return DecisionGiven(
             id=self.ids.sign(trajectory, caller.tenant),
             problem=problem,
@@ -315,10 +318,10 @@ class Decisions:
             metadata={"conversation": asked.conversation} if asked.conversation is not None else None,
         )
 
-    async def _write(self, task: Trajectory, time: datetime, size: int) -> None:
+    async def _write(self, groups: Groups[_Opened], task: Trajectory, time: datetime, size: int) -> None:
         """Write a task; a large one is redacted by itself, in a thread."""
         body = await asyncio.to_thread(self.collector.clean, task) if size > LARGE else None
-        await self._opened.add(_Opened(task, time, body))
+        await groups.add(_Opened(task, time, body))
 
     def _open(self, group: Sequence[_Opened]) -> Callable[[], Done]:
         """Write decisions; they are searched for personal data as one text."""
@@ -343,8 +346,8 @@ class Decisions:
         return decision, missing
 
     async def open(self, task: Trajectory) -> None:
-        """Write a task that waits for its outcome; StoreError if that is not possible."""
-        await self._write(task, task.time, len(msgspec.json.encode(task)))
+        """Write a call that was answered and waits for its outcome; StoreError if that is not possible."""
+        await self._write(self._called, task, task.time, len(msgspec.json.encode(task)))
 
     async def add(self, part: Trajectory) -> bool:
         """Add what became known of a task; False if it is not open anymore."""
