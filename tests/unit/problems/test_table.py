@@ -88,7 +88,8 @@ def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -
     [
         (
             "allocatoin",
-            "there is no problem 'allocatoin': did you mean 'allocation'? there are choice, workflow, allocation, prompt",
+            "there is no problem 'allocatoin': did you mean 'allocation'? "
+            "there are choice, workflow, allocation, prompt",
         ),
         ("Workflow", "did you mean 'workflow'?"),
         ("xyz", "there is no problem 'xyz': there are choice, workflow, allocation, prompt"),
