@@ -50,6 +50,9 @@ type Paged = {
 }[keyof Routes];
 type Row<R extends Paged> = Answer<R> extends { rows: (infer T)[] } ? T : never;
 
+/** Milliseconds for a call of a session: its first one loads the networks. */
+export const SESSION_TIMEOUT_MS = 60_000;
+
 export class EtudeClient {
   readonly url: string;
   /** What waits to be sent: finished tasks, outcomes and ratings. */
@@ -161,7 +164,7 @@ export class EtudeClient {
   /** A mutation for a prompt by the policy that learns them, and the prompt that it makes of it. */
   async selectMutation(prompt: string, options: { greedy?: boolean } & Call = {}): Promise<SelectedMutation> {
     const { greedy = false, ...call } = options;
-    const given = await this.call("POST /select_action", { body: { prompt, greedy } }, call);
+    const given = await this.call("POST /select_action", { body: { prompt, greedy } }, { timeoutMs: SESSION_TIMEOUT_MS, ...call });
     return { ...given, prompt: given.prompt ?? prompt };
   }
 

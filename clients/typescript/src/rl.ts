@@ -4,7 +4,7 @@
  */
 import type { ExperienceStored, Selected, SessionStep, Updated } from "./api.js";
 import type { Call } from "./connection.js";
-import { EtudeClient, type ClientOptions } from "./client.js";
+import { EtudeClient, SESSION_TIMEOUT_MS, type ClientOptions } from "./client.js";
 import { BadRequest, NotFound } from "./errors.js";
 import { wrong } from "./offer.js";
 import type { RunningServer } from "./platform/platform.js";
@@ -57,7 +57,7 @@ export class RLInterface {
   protected readonly random: () => number;
 
   constructor(private readonly options: RLOptions = {}) {
-    this.current = new EtudeClient(options);
+    this.current = new EtudeClient({ timeoutMs: SESSION_TIMEOUT_MS, ...options });
     this.random = options.random ?? Math.random;
   }
 
@@ -76,7 +76,7 @@ export class RLInterface {
     if (this.running) return;
     const { command = ["etude"], port = 8765, folder, startTimeoutMs = 60_000, apiKey } = this.options;
     this.running = await platform.startServer({ command, port, folder, startTimeoutMs, apiKey });
-    this.current = new EtudeClient({ ...this.options, url: this.running.url, apiKey: this.running.apiKey });
+    this.current = new EtudeClient({ timeoutMs: SESSION_TIMEOUT_MS, ...this.options, url: this.running.url, apiKey: this.running.apiKey });
   }
 
   /** Stop the server that was started. */
