@@ -88,7 +88,7 @@ SPEC = ProblemSpec(
             setting="prompt.prompts",
             type=int,
             help="Number of generated prompts to learn from.",
-            default="3000",
+            default="3000, or 300 for PPO",
         ),
         Flag(
             name="--max-steps", setting="run.max_steps", type=int, help="With --method practise: budget of decisions."

@@ -1,4 +1,4 @@
-"""A policy of one caller that learns while it is used: it selects, stores what came of it, and updates itself by PPO.
+"""A policy of one caller that learns while it is used: it selects, stores rewards, and updates itself by PPO.
 
 It begins as the source document's: networks of 256, 256 and 128 units over an embedding, with its settings of PPO. What
 a session learns serves its caller alone; `save` makes an artefact of it, which others get through a release.
@@ -182,7 +182,7 @@ class Session:
         next_prompt: Prompt | None = None,
         next_done: Sequence[str] = (),
     ) -> int:
-        """Keep what came of an action, in the order in which it happened; returns how many are kept.
+        """Keep the reward of an action, in the order in which it happened; returns how many are kept.
 
         `log_prob` and `value` are those of `select`; without them, those of the present policy. The next state is that
         of the next experience where none is given and the episode is not `over`.
@@ -331,7 +331,7 @@ class Session:
 
         over = column([one.over for one in used], torch.bool)
         # A given next state that is not the next experience's begins another sequence: advantages do not run on.
-        apart = column(
+        separate = column(
             [one.next_obs is not None and not _same(one.next_obs, after.obs) for one, after in _pairs(used)], torch.bool
         )
         return Batch(
@@ -342,7 +342,7 @@ class Session:
             next_value=value_after.clone()[:, None],
             reward=column([one.reward for one in used]),
             terminated=over,
-            ended=over | apart,
+            ended=over | separate,
             last_obs={name: x[-1:] for name, x in next_obs.items()},
         )
 

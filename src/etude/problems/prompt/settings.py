@@ -18,8 +18,8 @@ class PromptConfig:
     """What the policy sees: `all` is sentences, the kind and the features; `embedding` that of the whole prompt."""
     max_mutations: Annotated[int, Ge(1), Le(5)] = 3
     """Maximum number of mutations of one prompt, each at most once."""
-    prompts: Annotated[int, Ge(10)] = 3000
-    """Generated prompts to practise on, where no data are given."""
+    prompts: Annotated[int, Ge(10)] | None = None
+    """Generated prompts to learn from, without data; null is 3,000, or 300 for PPO, which needs all their states."""
     noise: Annotated[float, Ge(0)] = 0.1
     """Standard deviation of the noise of rewards in practice."""
     mutation_cost: Annotated[float, Ge(0)] = 0.05

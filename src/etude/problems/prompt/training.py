@@ -18,6 +18,8 @@ from etude.problems.prompt.rewards import RuleRewards
 from etude.problems.prompt.settings import PromptConfig
 from etude.problems.prompt.states import States, make_states
 
+MANY, MANY_WITH_ALL_STATES = 3_000, 300
+"""Generated prompts, unless the settings say otherwise."""
 HELD_OUT = 0.15
 """Share of the prompts by which a run chooses its best policy."""
 
@@ -38,7 +40,7 @@ def make_training(
     """With `paths`, states along that many random sequences per prompt; else all."""
     path: Path | None = inputs.get("data")
     if path is None:
-        made = make_prompts(config.prompts, seed)
+        made = make_prompts(config.prompts or (MANY if paths else MANY_WITH_ALL_STATES), seed)
         return _split([one.text for one in made], KnownGains(made), reader, paths, seed, ())
     prompts = read_prompts(path)
     rewards = RuleRewards(mutation_cost=config.mutation_cost)

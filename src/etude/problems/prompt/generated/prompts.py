@@ -91,7 +91,7 @@ class _Writer:
         more = self._several("more", self.manner, 1, 3) if "bundle" in defects else []
         limits = self._several("limits", self.manner, 1, 2) if self._has("open", defects) else []
         failures = self._several("failure", self.manner, 1, 2) if self._has("failure", defects) else []
-        noise = self._noise() if "noise" in defects else self._aside() if rng.random() < 0.25 else []
+        noise = self._noise() if "noise" in defects else self._small_talk() if rng.random() < 0.25 else []
         return GeneratedPrompt(
             text=self._arranged(task, more, limits, failures, noise),
             kind=self.kind,
@@ -111,7 +111,7 @@ class _Writer:
         polite = self._several("courtesy", None, 1, 2)
         return [polite[0], *pasted, *polite[1:]]
 
-    def _aside(self) -> list[str]:
+    def _small_talk(self) -> list[str]:
         """What many prompts have, and is not worth a change."""
         return self._several(self.rng.choice(("noise", "courtesy")), None, 1, 1)
 

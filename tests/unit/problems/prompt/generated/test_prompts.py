@@ -32,7 +32,7 @@ def test_all_defects_occur_alone_together_and_not_at_all() -> None:
     assert all(needs(one.kind)[defect] > 0 for one in made for defect in one.defects)
 
 
-def test_held_out_templates_and_unseen_kinds_are_apart() -> None:
+def test_held_out_templates_and_unseen_kinds_are_separate() -> None:
     bare = {re.sub(r"\W+", " ", text) for text in iterate_texts()}
     assert len(bare) == len(list(iterate_texts()))  # no template stands in both parts
     train, held_out = make_prompts(400, 0), make_prompts(400, 0, split="held out")
