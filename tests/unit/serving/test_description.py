@@ -63,4 +63,4 @@ def test_examples_of_requests_are_accepted(tmp_path: Path, described: dict[str, 
                 path = path.replace(f"{{{name}}}", "abcd" if name == "version" and "policies" in path else value)
             answer = client.post(path, json=example)
             assert answer.status_code < 500, answer.text
-            assert answer.status_code != 400 or "Validation" not in answer.text, answer.text
+            assert "GET /openapi.json describes" not in answer.text, answer.text

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from threading import current_thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import etude
 from etude.contracts.errors import BusError, DataError, EventError, StoreError
 from etude.contracts.query import Where
+from etude.contracts.trajectory import Trajectory
 from etude.serving.keys import REFRESH_S, STALE_S, Role
 from tests.unit.serving.server import Served, serving
 
@@ -139,18 +140,18 @@ def test_a_task_without_an_outcome_is_stored_when_its_time_is_over(tmp_path: Pat
 def test_a_task_that_cannot_be_stored_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one whose decisions together are larger than an event may be. It becomes a dead letter."""
     with serving(tmp_path, open_hours=1 / 3600) as served:
-        collector, client = served.server.collector, served.client(Role.DECIDE)
-        clean = collector.clean
+        decisions, client = served.server.decisions, served.client(Role.DECIDE)
+        publish = decisions._publish
 
-        def cleaned(event: Any) -> bytes:
-            if event.task == "too large":
+        def published(trajectories: Sequence[Trajectory]) -> None:
+            if any(one.task == "too large" for one in trajectories):
                 raise EventError("has 17,000,000 bytes: an event has at most 16,777,216")
-            return clean(event)
+            publish(trajectories)
 
-        monkeypatch.setattr(collector, "clean", cleaned)
+        monkeypatch.setattr(decisions, "_publish", published)
         large, other = (client.post("/v1/decisions", json=ASKED | {"task": t}).json() for t in ("too large", "other"))
         deadline = monotonic() + 20
-        while not (letters := collector.bus.dead_letters()) and monotonic() < deadline:
+        while not (letters := decisions.collector.bus.dead_letters()) and monotonic() < deadline:
             sleep(0.05)
         assert [letter.message.id for letter in letters] == [large["id"].rpartition(".")[0]]
         assert b"too large" in letters[0].message.body
@@ -240,7 +241,6 @@ def test_a_wrong_request_says_which_field_is_wrong(client: httpx.Client, body: A
     [
         (ASKED | {"contxt": 1}, "contxt", "contxt: is unknown"),
         ({"context": "x"}, "problem", "problem: is missing"),
-        (ASKED | {"preferences": {"max_cost": 1}}, "preferences.max_cost", "preferences.max_cost: is unknown"),
         (ASKED | {"preferences": {"max_cost_usd": -1}}, "preferences.max_cost_usd", "Expected `float` >= 0.0"),
     ],
 )
@@ -260,20 +260,32 @@ def test_a_large_request_does_not_keep_the_event_loop(
     served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is redacted in a thread; small ones are as one text, on the event loop."""
-    decisions, threads = served.server.decisions, list[str]()
+    decisions, alone = served.server.decisions, list[bool]()
     clean, clean_all = served.server.collector.clean, decisions.clean
 
     def noted(event: Any) -> bytes:
-        threads.append(current_thread().name)
+        alone.append(not is_loop())
         return clean(event)
 
+    def noted_all(tasks: Sequence[Trajectory]) -> Sequence[Any]:
+        alone.extend(not is_loop() for _ in tasks)
+        return clean_all(tasks)
+
     monkeypatch.setattr(served.server.collector, "clean", noted)
-    monkeypatch.setattr(decisions, "clean", lambda all_: [threads.append("loop") for _ in all_] and clean_all(all_))
+    monkeypatch.setattr(decisions, "clean", noted_all)
     large = ASKED | {"context": "mail ana@example.com " * 3000}
     assert client.post("/v1/decisions", json=large).status_code == 200
     assert client.post("/v1/decisions/batch", json={"decisions": [large]}).status_code == 200
     assert client.post("/v1/decisions", json=ASKED).status_code == 200
-    assert [name.startswith("asyncio_") for name in threads] == [True, True, False]
+    assert alone == [True, True, False]
+
+
+def is_loop() -> bool:
+    """Whether this is the thread of an event loop."""
+    try:
+        return bool(asyncio.get_running_loop())
+    except RuntimeError:
+        return False
 
 
 def test_what_is_no_json_or_too_large_or_nowhere_is_refused(client: httpx.Client) -> None:
