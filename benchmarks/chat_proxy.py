@@ -191,7 +191,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _added(rows: Sequence[Mapping[str, float]], direct: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Medians over the rounds, of what is measured less what asking directly took in the same round."""
+    """Medians over the rounds, of what is measured less the time of asking directly in the same round."""
     found = {name: float(np.median([row[name] for row in rows])) for name in ("errors", "per_s")}
     for name in rows[0]:
         if name.endswith("_ms"):

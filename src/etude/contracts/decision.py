@@ -13,7 +13,7 @@ Amount = Annotated[float, Meta(ge=0)]
 Propensity = Annotated[float, Meta(gt=0, le=1)]
 
 
-class Preferences(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Preferences(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the caller of a choice wants this time. One policy serves them all."""
 
     quality_weight: Annotated[float, Meta(ge=0, le=1)] | None = None

@@ -116,10 +116,10 @@ def test_a_truncated_policy_is_refused(finished: Path, tmp_path: Path, capsys: C
 def test_a_policy_of_another_problem_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:
     run = copied(finished, tmp_path / "a")
     file = checkpoints(run / "best")[-1] / "manifest.json"
-    file.write_text(file.read_text().replace('"allocation"', '"prompt"'))
+    file.write_text(file.read_text().replace('"allocation"', '"chess"'))
     message = refusal(capsys, run)
-    assert "is of the problem 'prompt', which is not installed" in message
-    assert "the entry point 'prompt' in the group etude.problems" in message
+    assert "is of the problem 'chess', which is not installed" in message
+    assert "the entry point 'chess' in the group etude.problems" in message
 
 
 def test_a_policy_of_another_size_is_refused(finished: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -241,6 +241,7 @@ def test_a_wrong_request_says_which_field_is_wrong(client: httpx.Client, body: A
     [
         (ASKED | {"contxt": 1}, "contxt", "contxt: is unknown"),
         ({"context": "x"}, "problem", "problem: is missing"),
+        (ASKED | {"preferences": {"max_cost": 1}}, "preferences.max_cost", "preferences.max_cost: is unknown"),
         (ASKED | {"preferences": {"max_cost_usd": -1}}, "preferences.max_cost_usd", "Expected `float` >= 0.0"),
     ],
 )
@@ -322,7 +323,7 @@ def test_a_key_that_is_missing_unknown_or_revoked_is_refused(served: Served) -> 
     assert bare.post("/v1/decisions", json=ASKED, headers=given).status_code == 200
     served.server.keys.revoke(key.id)
     assert "revoked" in problem(bare.post("/v1/decisions", json=ASKED, headers=given), 401)["detail"]
-    assert text.rpartition("_")[2] not in str(served.server.keys.all())
+    assert text.removeprefix(f"etude_{key.id}_") not in str(served.server.keys.all())
 
 
 def test_while_the_store_is_away_known_keys_are_accepted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

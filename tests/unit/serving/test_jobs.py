@@ -66,7 +66,7 @@ def test_a_job_is_submitted_listed_cancelled_and_retried(served: Served, client:
     assert given(client.post(f"/v1/jobs/{made['id']}/cancel"))["state"] == "cancelled"
     problem(client.post(f"/v1/jobs/{made['id']}/cancel"), 409)
     assert [j["id"] for j in given(client.get("/v1/jobs", params={"status": "cancelled"}))["rows"]] == [made["id"]]
-    assert "there is no such job" in problem(client.post("/v1/jobs/job-0/cancel"), 404)["detail"]
+    assert "there is no such job" in problem(client.post("/v1/jobs/job-none/cancel"), 404)["detail"]
     served.server.steering.jobs().cancel(ids[1])
     served.server.steering.jobs().cancel(ids[2])
 

@@ -305,7 +305,8 @@ class Session:
 
     def _vector(self, embedding: Embedding) -> NDArray[np.float32]:
         try:
-            found = np.asarray(embedding, np.float32)
+            with np.errstate(over="ignore"):  # infinite, which is refused below
+                found = np.asarray(embedding, np.float32)
         except (TypeError, ValueError) as error:
             raise DataError(f"embedding is no list of numbers ({error})") from error
         if found.shape != (self.width,):

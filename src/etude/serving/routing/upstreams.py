@@ -195,8 +195,8 @@ class Upstreams:
         asked_s = self.config.cooldown_s if error.retry_after_s is None else error.retry_after_s
         until = time.monotonic() + min(max(asked_s, 0.0), self.config.max_cooldown_s)
         models, upstream = self.config.models, self.config.models[model].upstream
-        beside = [name for name, one in models.items() if one.upstream == upstream]
-        for name in {"nothing": [], "model": [model], "upstream": beside}[error.pauses]:
+        others = [name for name, one in models.items() if one.upstream == upstream]
+        for name in {"nothing": [], "model": [model], "upstream": others}[error.pauses]:
             self.free_at[name] = max(self.free_at.get(name, until), until)
 
     def wait_s(self, model: str) -> float:
