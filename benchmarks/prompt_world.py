@@ -15,11 +15,13 @@ text, and the outcome model of choices, which is linear in the embedding, the fe
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--each", type=int, default=200, help="prompts of each group")
+    arguments.add_argument("--jobs", type=int, default=2, help="seeds at a time, one thread each")
     arguments.add_argument("--methods", nargs="*", default=["outcomes", "ppo"], choices=list(METHODS))
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     arguments.add_argument("--out", default="prompt_world")
@@ -212,32 +215,38 @@ def main() -> None:
     problem = make_problem(PromptSettings())
     groups = groups_for(problem, given.each)
     simple = {name: groups.shares(actor) for name, actor in problem.baselines().items()}
-    for name, found in simple.items():
-        show(name, found)
-    learned: dict[str, Any] = {"logistic regression": [], "linear outcome model": []}
-    for seed in range(given.seeds):
+    for name, shares in simple.items():
+        show(name, shares)
+    learned, took = dict[str, Any](), dict[str, Any]()
+    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        for name in given.methods:
+            work = partial(of_seed, name=name, groups=groups, each=given.each, chosen=given.set)
+            found = pool.map(work, range(given.seeds), chunksize=1)
+            for kind in found[0][0]:
+                learned[kind] = together([one[kind] for one, _ in found])
+                show(kind, learned[kind])
+            took[name] = {key: summary([one[key] for _, one in found]) for key in found[0][1]}
+            print(f"{'':28} {took[name]['cpu_seconds']['mean']:.0f} s of CPU to train", flush=True)
+            save(given.out, {"prompts": given.each, "simple": simple, "learned": learned, "took": took})
+
+
+def of_seed(
+    seed: int, *, name: str, groups: Groups, each: int, chosen: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The shares of a method, and with the default those of the simple learners; how long it trained."""
+    torch.set_num_threads(1)
+    method, preset = METHODS[name]
+    network, took = train(method, preset, seed, chosen)
+    if preset == "document":
+        settings = make_request(SPEC.name, inputs={"method": method}, preset=preset, isolated=True).settings
+        groups = groups_for(make_problem(settings.own(PromptSettings)), each)
+    found = {name: groups.shares(greedy(network))}
+    if name == "outcomes":
+        problem = groups.problem
         states = make_training({}, problem.config, problem.reader, paths=PATHS, seed=seed).train
-        learned["logistic regression"].append(groups.shares(logistic(states)))
-        learned["linear outcome model"].append(groups.shares(linear_outcomes(states, problem.config.noise, seed)))
-    learned = {name: together(found) for name, found in learned.items()}
-    for name, found in learned.items():
-        show(name, found)
-    took = dict[str, Any]()
-    for name in given.methods:
-        method, preset = METHODS[name]
-        trained = [train(method, preset, seed, given.set) for seed in range(given.seeds)]
-        own = groups
-        if preset == "document":
-            settings = make_request(SPEC.name, inputs={"method": method}, preset=preset, isolated=True).settings
-            own = groups_for(make_problem(settings.own(PromptSettings)), given.each)
-        learned[name] = together([own.shares(greedy(network)) for network, _ in trained])
-        took[name] = {key: summary([one[key] for _, one in trained]) for key in trained[0][1]}
-        show(name, learned[name])
-        print(
-            f"{'':28} {took[name]['seconds']['mean']:.0f} s, {took[name]['cpu_seconds']['mean']:.0f} s of CPU",
-            flush=True,
-        )
-        save(given.out, {"prompts": given.each, "simple": simple, "learned": learned, "took": took})
+        found["logistic regression"] = groups.shares(logistic(states))
+        found["linear outcome model"] = groups.shares(linear_outcomes(states, problem.config.noise, seed))
+    return found, took
 
 
 if __name__ == "__main__":
