@@ -6,7 +6,7 @@ import type { Entry, RefusedEntry, Store, Waiting } from "../outbox.js";
 const REFUSED = "refused";
 const LOCK = "sending.lock";
 const BEAT_MS = 5_000;
-/** Age at which a lock is nobody's: its process beats every five seconds. */
+/** Age at which a lock is free again: the process that holds it beats every five seconds. */
 const STALE_MS = 30_000;
 
 export class FolderStore implements Store {
