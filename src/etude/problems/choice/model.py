@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,8 @@ from etude.problems.choice.rows import COST, QUALITY, SCORE, SUCCESS
 Floats = NDArray[np.float64]
 MIN_MULTIPLE = 0.05
 """Least expected cost or latency, as a multiple of what a text of that length usually takes."""
+HALVINGS = 40
+"""Steps of the search for a quality weight: contexts that differ little differ little in the weight that decides."""
 SHARES = (SUCCESS, QUALITY)
 """Kinds of outcome between 0 and 1."""
 
@@ -175,9 +176,13 @@ class ChoiceModel:
             pick = expected.careful(expected.utility(weight, self.unit_usd), weight).argmax(1)
             return bool(cost[rows, pick].mean() <= cost_usd)
 
-        weights = np.sort(known.weight)  # both the expected score and the cost rise with the weight
-        above = bisect_left(weights, True, key=lambda weight: not is_within(float(weight)))
-        return float(weights[max(0, above - 1)])
+        low, high = 0.0, 1.0  # both the expected score and the cost rise with the weight
+        if is_within(high):
+            return high
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if is_within(middle) else (low, middle)
+        return low
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         found = {f"reader.{name}": x for name, x in self.reader.tensors().items()}
