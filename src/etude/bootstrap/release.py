@@ -40,6 +40,8 @@ log = logging.getLogger("etude")
 
 WARM_UP = 8
 """Requests that a policy answers before it serves: the first ones import and allocate."""
+RECENT = 1000
+"""Newest tasks of a slot that say how long its tasks take."""
 REGISTRY, KEYS, CACHE, ASSIGNMENTS = "registry", "keys", "policies", "assignments"
 """Folders below experience.folder."""
 
@@ -116,6 +118,7 @@ class Release:
             slot=slot,
             candidate=candidate,
             units_per_day=self.units_per_day(slot),
+            duration_s=self.duration_s(slot),
             reward_version=self.settings.experience.reward_version,
             bounds=self.bounds,
             by=by,
@@ -135,6 +138,13 @@ class Release:
     def units_per_day(self, slot: str) -> float:
         """Trajectories of a slot in the last day."""
         return float(_count(self.experience.store, slot, self.settings.experience.reward_version))
+
+    def duration_s(self, slot: str) -> float:
+        """Seconds in which 99 % of a slot's newest tasks ended; 0 where none of them was timed."""
+        version = self.settings.experience.reward_version
+        rows = self.experience.store.page(Where(problem=slot), version=version, limit=RECENT).rows
+        timed = sorted(row.latency_ms for row in rows if row.latency_ms is not None)
+        return timed[int(0.99 * len(timed))] / 1000 if timed else 0.0
 
 
 def _count(store: ExperienceStore, slot: str, version: int) -> int:

@@ -14,7 +14,7 @@ from etude.contracts.errors import ConfigError, ReleaseError
 from etude.contracts.release import Entry, Mode, ReleaseSpec
 from etude.evidence.eprocess import EvidenceConfig
 from etude.release.canary import Controller
-from etude.release.strategy import DEFAULT_RULES, Risk, Strategy, StrategyRule, choose_strategy, forecast
+from etude.release.strategy import DEFAULT_RULES, Risk, Strategy, StrategyRule, choose_strategy, duration, forecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class CanaryConfig:
     """Seconds after its assignment at which a unit is judged, by the reward it has then; without one it counts as 0."""
     early_window_s: Annotated[float, Gt(0)] | None = 60.0
     """Seconds after which errors count, where that is sooner than window_s: errors roll back by what is known then.
-    null waits for window_s."""
+    Where tasks take longer, it is as long as 99 % of the recent ones took. null waits for window_s."""
     latency_limit_ms: Annotated[float, Gt(0)] | None = None
     """Latency in milliseconds that scores 0 in the guardrail `latency`."""
     cost_limit_usd: Annotated[float, Gt(0)] | None = None
@@ -77,9 +77,11 @@ def make_spec(
     reward_version: int,
     bounds: tuple[float, float] | None,
     now: datetime,
+    duration_s: float = 0.0,
     split: float | None = None,
 ) -> ReleaseSpec:
-    """`bounds` are those of the reward definition; `split` is the candidate's share of an experiment."""
+    """`bounds` are those of the reward definition; 99 % of the tasks end within `duration_s`; `split` is the
+    candidate's share of an experiment."""
     if incumbent is None:
         raise ReleaseError(
             f"{slot}: no policy serves yet, so there is nothing to compare with: approve {candidate} and it is "
@@ -111,7 +113,7 @@ def make_spec(
         deadline_minutes=config.deadline_minutes if is_canary else None,
         unit=config.unit,
         window_s=config.window_s,
-        early_window_s=config.early_window_s if _has_early_window(config) else None,
+        early_window_s=_early_window_s(config, duration_s),
         latency_limit_ms=config.latency_limit_ms,
         cost_limit_usd=config.cost_limit_usd,
         latency_objective_ms=config.latency_objective_ms,
@@ -126,8 +128,10 @@ def make_spec(
     )
 
 
-def _has_early_window(config: CanaryConfig) -> bool:
-    return config.early_window_s is not None and config.early_window_s < config.window_s
+def _early_window_s(config: CanaryConfig, duration_s: float) -> float | None:
+    """Long enough for both policies' tasks to end: the one whose tasks end sooner would have more errors by then."""
+    early_s = None if config.early_window_s is None else max(config.early_window_s, duration_s)
+    return early_s if early_s is not None and early_s < config.window_s else None
 
 
 def _check_guardrails(config: CanaryConfig) -> None:
@@ -156,6 +160,7 @@ def start_release(
     slot: str,
     candidate: str,
     units_per_day: float,
+    duration_s: float = 0.0,
     reward_version: int,
     bounds: tuple[float, float] | None,
     by: str,
@@ -182,6 +187,7 @@ def start_release(
         reward_version=reward_version,
         bounds=bounds,
         now=controller.clock(),
+        duration_s=duration_s,
         split=split,
     )
     entry = controller.start(spec, by=by, reason=f"{strategy}: {why}")
@@ -196,4 +202,12 @@ def _sentence(spec: ReleaseSpec, config: CanaryConfig, strategy: Strategy, why: 
     shadow = f"{spec.shadow_answers:,} answers in shadow, then " if spec.shadow_answers else ""
     late = config.deadline_minutes
     expected = forecast(units_per_day, late or config.over_minutes, is_deadline=late is not None).sentence
-    return f"{begins}: {shadow}{shares_shown} of the traffic; {expected}"
+    return f"{begins}: {shadow}{shares_shown} of the traffic{_slow(spec, config)}; {expected}"
+
+
+def _slow(spec: ReleaseSpec, config: CanaryConfig) -> str:
+    """Why errors count later than is configured, if they do."""
+    after_s = spec.early_window_s or spec.window_s
+    if after_s == min(config.early_window_s or config.window_s, config.window_s):
+        return ""
+    return f"; errors count after {duration(after_s / 86400)}, since tasks take so long"

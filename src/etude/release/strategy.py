@@ -80,16 +80,16 @@ def forecast(units_per_day: float, within_minutes: float | None = None, *, is_de
             sentence="no unit was logged in the last day: a canary proves nothing without traffic, and waits for it",
         )
     days = EQUAL_UNITS / units_per_day
-    whole = f"a candidate as good as the incumbent takes about {EQUAL_UNITS:,} units, {_duration(days)} at this traffic"
+    whole = f"a candidate as good as the incumbent takes about {EQUAL_UNITS:,} units, {duration(days)} at this traffic"
     if not within_minutes or days * 24 * 60 <= within_minutes:
         return Forecast(units_per_day=units_per_day, days_if_equal=days, sentence=whole)
     units = units_per_day * within_minutes / (24 * 60)
     shown = [harm for harm, needed in HARM_UNITS if needed <= units]
     proves = (
-        f"the {units:,.0f} units of {_duration(within_minutes / 24 / 60)} show a candidate that is worse by "
+        f"the {units:,.0f} units of {duration(within_minutes / 24 / 60)} show a candidate that is worse by "
         f"{min(shown):.2f} or more"
         if shown
-        else f"{_duration(within_minutes / 24 / 60)} bring {units:,.0f} units, too few to show any harm"
+        else f"{duration(within_minutes / 24 / 60)} bring {units:,.0f} units, too few to show any harm"
     )
     after = "Undecided at the deadline, it is held and not promoted" if is_deadline else "It continues until proof"
     return Forecast(
@@ -100,7 +100,7 @@ def forecast(units_per_day: float, within_minutes: float | None = None, *, is_de
     )
 
 
-def _duration(days: float) -> str:
+def duration(days: float) -> str:
     if days >= 2:
         return f"{days:,.0f} days"
     return f"{days * 24:,.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:,.0f} minutes"

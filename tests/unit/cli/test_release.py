@@ -10,6 +10,8 @@ import etude as api
 from etude.bootstrap.clock import now
 from etude.bootstrap.release import open_registry, release
 from etude.contracts.release import Action, ClosedUnit, Mode, ReleaseEntry
+from etude.contracts.subjects import encode
+from etude.contracts.trajectory import Outcome, Trajectory
 from tests.tiny import etude, json_output, refused
 from tests.unit.release.traffic import SLOT, make_artefact
 
@@ -89,6 +91,21 @@ def test_a_version_that_did_not_pass_is_not_exposed(versions: tuple[str, str], c
 
 def test_a_person_is_needed_to_approve(versions: tuple[str, str], capsys: Captured) -> None:
     assert "the name of an automatic actor" in refused(capsys, "models", "approve", versions[0], "--by", "controller")
+
+
+def test_errors_count_when_the_slots_tasks_have_ended(serving: tuple[str, str], capsys: Captured) -> None:
+    with release() as opened:
+        tasks = [
+            Trajectory(id=f"t-{i}", time=now(), task="t", problem=SLOT, outcome=Outcome(success=True, latency_ms=ms))
+            for i, ms in enumerate([1e3] * 90 + [120e3] * 10 + [None])
+        ]
+        opened.experience.store.append([(task, encode(task)) for task in tasks])
+    started = says(capsys, "canary", "start", serving[1], "--strategy", "canary")
+    assert "errors count after 2 minutes" in started
+    with release() as opened:
+        exposure = opened.registry.serving(SLOT).exposure
+        assert exposure is not None
+        assert opened.controller.release(exposure.release).spec.early_window_s == 120.0
 
 
 def test_a_canary_from_start_to_abort(serving: tuple[str, str], capsys: Captured) -> None:

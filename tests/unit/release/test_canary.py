@@ -114,6 +114,25 @@ def test_errors_roll_back_before_the_window_closes(tmp_path: Path, early: float 
     assert replay(traffic.open_registry(), done[0]).is_equal
 
 
+@pytest.mark.parametrize("duration_s", [0.0, 80.0])
+def test_a_quicker_candidate_with_as_many_errors_is_not_rolled_back(tmp_path: Path, duration_s: float) -> None:
+    traffic = Traffic(tmp_path)
+    traffic.start(config={"window_s": 7200.0}, duration_s=duration_s)
+    error, latency_ms = dict.fromkeys(traffic.versions, 0.3), {traffic.old: 70e3, traffic.new: 20e3}
+    traffic.serve(1_500, error=error, latency_ms=latency_ms)
+    done = traffic.controller().reconcile(SLOT)
+    # The incumbent's tasks take longer than the 60 seconds after which errors count, if nothing is known of durations.
+    assert actions(done) == ([] if duration_s else [Action.ROLLED_BACK])
+
+
+def test_errors_count_when_most_tasks_have_ended(tmp_path: Path) -> None:
+    traffic = Traffic(tmp_path)
+    for duration_s, expected in ((5.0, 60.0), (80.0, 80.0), (3600.0, None)):
+        spec = traffic.spec(config={"window_s": 3600.0}, duration_s=duration_s)
+        assert spec.early_window_s == expected
+    assert traffic.spec(config={"early_window_s": None, "window_s": 3600.0}).early_window_s is None
+
+
 def test_latency_is_a_guardrail_and_an_objective(tmp_path: Path) -> None:
     weights = EvidenceConfig(reward_weight=0.5, error_weight=0.3, guardrails={"latency": 0.2})
     slower = {"old": 100.0, "new": 900.0}

@@ -110,7 +110,14 @@ class Traffic:
     def controller(self) -> Controller:
         return Controller(registry=self.registry, store=self.store, journal=self.folder / "journal", clock=self.clock)
 
-    def spec(self, mode: Mode = Mode.CANARY, *, config: Mapping[str, Any] | None = None, **changes: Any) -> ReleaseSpec:
+    def spec(
+        self,
+        mode: Mode = Mode.CANARY,
+        *,
+        config: Mapping[str, Any] | None = None,
+        duration_s: float = 0.0,
+        **changes: Any,
+    ) -> ReleaseSpec:
         settings = {"shadow_answers": 0, "over_minutes": 0.0, "window_s": 60.0} | dict(config or {})
         spec = make_spec(
             CanaryConfig(**settings),
@@ -121,6 +128,7 @@ class Traffic:
             reward_version=1,
             bounds=(0.0, 1.0),
             now=self.now,
+            duration_s=duration_s,
         )
         own = f"r-{len(self.registry.history(SLOT))}"  # a fixed id: the same units get the same arms in every test run
         return msgspec.structs.replace(spec, **({"id": own} | changes))
