@@ -305,10 +305,11 @@ def settings(world: World) -> dict[str, Any]:
             "drift": False,
             "nice": 0,
         },
-        "release": {"canary": {"holdback_days": 0.25}},
+        "release": {"canary": {"holdback_days": 0.25}, "gates": {"decide_timeout_s": 600.0}},  # a machine may be busy
     }
     for section, values in world.settings().items():
-        own[section] = own.get(section, {}) | values
+        gates = own.get(section, {}).get("gates", {}) | values.get("gates", {})
+        own[section] = own.get(section, {}) | values | ({"gates": gates} if gates else {})
     return own
 
 

@@ -6,7 +6,9 @@ the office change: prices, skills, and each week one is replaced by another one 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from copy import copy
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -19,13 +21,14 @@ import msgspec
 import numpy as np
 import torch
 from loop_choice import add_success_reward
-from office_logs import Bench, settings
+from office_logs import Bench, flawed, settings
 from workflow_loop import FEW
 
 import etude
 from etude.bootstrap.clock import set_clock
 from etude.bootstrap.experience import collector
 from etude.bootstrap.release import served_policy, settings_here
+from etude.contracts.decision import Decision, DecisionRequest
 from etude.contracts.trajectory import Trajectory
 from etude.loop.coordinator import Coordinator
 from etude.orchestrator.executor import Orchestrator
@@ -36,14 +39,18 @@ from etude.orchestrator.workers.simulated import SimulatedCrew
 from etude.orchestrator.workplace import instructions_for
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.artefact import load
+from etude.problems.workflow.decide import WorkflowDecider
+from etude.problems.workflow.experts import RulePlanner, by_reputation, retry_then_switch
 from etude.problems.workflow.grammar import Rules
-from etude.problems.workflow.office.office import Office
+from etude.problems.workflow.office.office import Office, knowing
 from etude.release.registry import Registry
 
 SLOT = "workflow"
 EXPLORE = 0.1
 FIRST = 1000
 """Executions that the first planner imitates."""
+WAVE = 125
+"""Workflows that begin at the same time."""
 MEASURED = 300
 """Held-out instructions that each policy carries out, under the same conditions."""
 PRICES, SKILLS = 0.15, 0.8
@@ -73,8 +80,45 @@ class _Clock:
         self.now += timedelta(seconds=seconds)
 
 
+class Together:
+    """Asks a policy about all workflows that begin at the same time in one call, as a server does."""
+
+    def __init__(self, decider: Any) -> None:
+        self._policy, self.problem, self.version = decider, decider.problem, decider.version
+        self.catalogue, self.limits = decider.catalogue, decider.limits
+        self._waiting: list[tuple[DecisionRequest, asyncio.Future[Decision]]] = []
+
+    def decide(self, request: DecisionRequest) -> Decision:
+        decision: Decision = self._policy.decide(request)
+        return decision
+
+    async def adecide(self, request: DecisionRequest) -> Decision:
+        if request.state is not None:
+            return self.decide(request)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Decision] = loop.create_future()
+        self._waiting.append((request, future))
+        if len(self._waiting) == 1:
+            loop.call_later(1e-6, self._decide)  # when no other workflow begins at this time
+        return await future
+
+    def _decide(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for (_, future), answer in zip(waiting, self._policy.decide_many([one for one, _ in waiting]), strict=True):
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    async def check(self) -> None:
+        """It waits for no service."""
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+
 class WorkflowWorld:
-    slot, per_day, batch, start = SLOT, 6000, 500, "first"
+    slot, per_day, batch, start = SLOT, 6000, 500, "behaviour policy"
 
     def __init__(self, seed: int, *, processes: int = 1) -> None:
         """Traffic is served by this many processes."""
@@ -181,9 +225,17 @@ class WorkflowWorld:
             decider = served.decider(catalogue=self.office.catalogue, limits=self.limits, explore=EXPLORE)
             self._serving = decider, SimulatedCrew(self.office, seed=first)
         decider, crew = self._serving
-        orchestrator = Orchestrator(decider, crew, log=Publisher(clock, seconds), seed=10**6 * self.seed + first)
-        results = run_virtually(orchestrator.execute_all(texts))
-        return [_measured(result.trajectory) for result in results]
+        orchestrator = Orchestrator(
+            Together(decider), crew, log=Publisher(clock, seconds), seed=10**6 * self.seed + first
+        )
+
+        async def wave(start: int) -> list[dict[str, float]]:
+            """Workflows that begin at the same time."""
+            tasks = enumerate(texts[start : start + WAVE], start)
+            async with aclosing(orchestrator.stream(tasks, concurrency=WAVE)) as results:
+                return [_measured(result.trajectory) async for result in results]
+
+        return [found for start in range(0, len(texts), WAVE) for found in run_virtually(wave(start))]
 
     def measure(self, registry: Registry, version: str) -> dict[str, float]:
         planner = load(registry.artefact(version))
@@ -200,7 +252,18 @@ class WorkflowWorld:
         return {name: float(np.mean([row[name] for row in found])) for name in found[0]}
 
     def baselines(self) -> dict[str, dict[str, float]]:
-        return {}
+        """What made the first log: plans of which a fifth is wrong, workers by reputation."""
+        office = self.office
+        planner = RulePlanner(
+            office.rules,
+            flawed(office, self.seed),
+            worker=by_reputation(office.rules),
+            correction=retry_then_switch,
+        )
+        decider = WorkflowDecider(
+            version="flawed", catalogue=office.catalogue, limits=self.limits, choosers=knowing(planner, office)
+        )
+        return {"behaviour policy": self._carry_out(decider)}
 
 
 def _serve(seed: int, asked: Connection) -> None:

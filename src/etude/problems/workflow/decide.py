@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
-from etude.contracts.errors import DataError, PlanError
+from etude.contracts.errors import DataError, EtudeError, PlanError
 from etude.problems.base import Action, Actor, Obs
 from etude.problems.catalogue import Catalogue
 from etude.problems.workflow.corrections import explore_correction
@@ -35,8 +35,10 @@ from etude.problems.workflow.office.scenarios import from_examples
 from etude.problems.workflow.plan import Limits, Node, Plan
 from etude.problems.workflow.progress import Live, Progress, from_state, live_of, to_draft
 
-MAX_CHOOSERS = 128
+MAX_CHOOSERS = 256
 """Instructions that are kept as read: a workflow is decided about several times, many workflows at once."""
+TOGETHER = 64
+"""Workflows that are planned at once."""
 
 
 class Chooser(Protocol):
@@ -73,6 +75,8 @@ class Reviser(Protocol):
 
 Choosers = Callable[[Rules, str], Chooser]
 """Reads an instruction, for which it is then chosen. The same instruction gives an equal chooser."""
+PlanTogether = Callable[[Rules, Sequence[str], Sequence[Obs]], Sequence[Chooser]]
+"""Reads many instructions, and plans an empty draft about each."""
 
 
 class WorkflowDecider:
@@ -93,13 +97,14 @@ class WorkflowDecider:
         catalogue: Catalogue,
         limits: Limits,
         choosers: Choosers,
+        together: PlanTogether | None = None,
         proposes: bool = False,  # whether decisions on a first plan say how probable it is
         assign: Callable[[Obs, Plan], Plan] | None = None,  # gives plans of others better workers
     ) -> None:
         self.version, self.catalogue, self.limits, self.choosers = version, catalogue, limits, choosers
-        self.proposes, self._assign = proposes, assign
+        self.proposes, self._assign, self._together = proposes, assign, together
         self.rules = Rules(catalogue, limits)
-        self._chooser = lru_cache(MAX_CHOOSERS)(partial(choosers, self.rules))
+        self._read, self._turn = dict[str, Chooser](), Lock()
 
     @torch.inference_mode()
     def decide(
@@ -136,6 +141,48 @@ class WorkflowDecider:
         return Decision(
             action=action, propensity=propensity, policy=self.version, logged=tuple(logged), proposal=proposal
         )
+
+    @torch.inference_mode()
+    def decide_many(self, requests: Sequence[DecisionRequest]) -> list[Decision | Exception]:
+        """As `decide` for each, or its error. Workflows that begin are planned together, where the choosers can."""
+        found: list[Decision | Exception] = []
+        for start in range(0, len(requests), TOGETHER):
+            part = requests[start : start + TOGETHER]
+            first = [begun for request in part if (begun := self._begun(request)) is not None]
+            if self._together is not None and len(first) > 1:
+                instructions, drafts = zip(*first, strict=True)
+                for text, chooser in zip(instructions, self._together(self.rules, instructions, drafts), strict=True):
+                    self._keep(text, chooser)
+            for request in part:
+                try:
+                    found.append(self.decide(request))
+                except EtudeError as error:
+                    found.append(error)
+        return found
+
+    def _begun(self, request: DecisionRequest) -> tuple[str, Obs] | None:
+        """The instruction and the empty draft of a workflow that begins and can be planned."""
+        try:
+            instruction, live, state = self.read(request)
+            draft = to_draft(self.rules, from_state(state), live, now_ms=request.at_ms)
+            self.rules.check(draft)
+        except EtudeError:  # `decide` raises it again
+            return None
+        return (instruction, draft) if state == State() else None
+
+    def _chooser(self, instruction: str) -> Chooser:
+        chooser = self._read.get(instruction)
+        if chooser is None:
+            chooser = self.choosers(self.rules, instruction)
+            self._keep(instruction, chooser)
+        return chooser
+
+    def _keep(self, instruction: str, chooser: Chooser) -> None:
+        """The oldest one is forgotten where there are too many."""
+        with self._turn:
+            while len(self._read) >= MAX_CHOOSERS:
+                self._read.pop(next(iter(self._read)))
+            self._read[instruction] = chooser
 
     @torch.inference_mode()
     def revise(self, request: DecisionRequest, given: Sequence[LoggedDecision], share: float) -> Decision | None:

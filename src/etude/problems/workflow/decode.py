@@ -91,38 +91,53 @@ def plan_by_beam(
     hint: Hint | None = None,
 ) -> Plan:
     """The plan of one draft, (1, …) tensors; `reading` is of its instruction, where that was read before."""
-    return agreed(search_by_beam(policy, draft, instruction, beam=beam, reading=reading, hint=hint)).plan
+    return agreed(search_by_beam(policy, draft, [instruction], beam=beam, reading=reading, hint=hint)[0]).plan
 
 
 @torch.inference_mode()
 def search_by_beam(
     policy: PlanPolicy,
-    draft: Obs,
-    instruction: str,
+    drafts: Obs,
+    instructions: Sequence[str],
     *,
     beam: int = 5,
     reading: Reading | None = None,
     hint: Hint | None = None,
-) -> list[Candidate]:
-    """The complete plans that a beam ends with for one draft, the most probable first. Their types differ.
+) -> list[list[Candidate]]:
+    """For each draft, the complete plans that its beam ends with, the most probable first. Their types differ.
 
     With a `hint`, the log-probabilities are less what differs from it.
     """
     rules = policy.rules
-    rules.check(draft)
-    state = policy.encode_drafts(draft, reading or policy.read(draft["instruction"]))
-    d, total = draft, torch.zeros(1, device=rules.device)  # (beams,) log-probability
-    choices = torch.zeros((1, 0, 2 + rules.nodes), device=rules.device)  # (beams, steps, type + worker + links)
-    ended: list[Candidate] = []
-    while len(total) and (len(ended) < beam or float(total.max()) > ended[-1].log_prob):
-        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, beam, hint)
-        if not len(stopped):
-            continue
-        plans = rules.plans(take(d, stopped), [instruction] * len(stopped))
-        found = zip(plans, total[stopped].tolist(), choices[stopped].tolist(), strict=True)
-        ended = sorted([*ended, *(_candidate(*one) for one in found)], key=lambda one: -one.log_prob)[:beam]
-        going = torch.ones_like(total, dtype=torch.bool).index_fill(0, stopped, False).nonzero()[:, 0]
-        d, total, choices, state = take(d, going), total[going], choices[going], state.take(going)
+    rules.check(drafts)
+    reading = reading or policy.read(drafts["instruction"])
+    d, state = drafts, policy.encode_drafts(drafts, reading)
+    # The rows of an instruction's drafts follow each other, as many for each; those without a probability do not count.
+    total = torch.zeros((len(instructions), 1), device=rules.device)  # (instructions, beams) log-probability
+    choices = torch.zeros(
+        (len(instructions), 0, 2 + rules.nodes), device=rules.device
+    )  # (…, steps, type + worker + links)
+    ended = [list[Candidate]() for _ in instructions]
+    going = list(range(len(instructions)))
+    while going:
+        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, reading, beam, hint)
+        width, flat = total.shape[1], total.flatten()
+        rows = (stopped & (flat > -torch.inf)).nonzero()[:, 0]
+        owners = [going[row // width] for row in rows.tolist()]
+        plans = rules.plans(take(d, rows), [instructions[i] for i in owners])
+        for i, *found in zip(owners, plans, flat[rows].tolist(), choices[rows].tolist(), strict=True):
+            ended[i] = sorted([*ended[i], _candidate(*found)], key=lambda one: -one.log_prob)[:beam]
+        total = flat.index_fill(0, rows, -torch.inf).view_as(total)
+        left = [
+            place
+            for place, (i, best) in enumerate(zip(going, total.amax(1).tolist(), strict=True))
+            if best > -math.inf and (len(ended[i]) < beam or best > ended[i][-1].log_prob)
+        ]
+        if len(left) < len(going):
+            kept = torch.tensor(left, dtype=torch.long, device=rules.device)
+            rows = (kept[:, None] * width + torch.arange(width, device=rules.device)).flatten()
+            going, total, reading = [going[place] for place in left], total[kept], reading.take(kept)
+            d, choices, state = take(d, rows), choices[rows], state.take(rows, reading.spread(width))
     return ended
 
 
@@ -143,21 +158,29 @@ def _extend(
     total: Tensor,
     choices: Tensor,
     state: DraftState,
+    reading: Reading,
     beam: int,
     hint: Hint | None = None,
 ) -> tuple[Obs, Tensor, Tensor, Tensor, DraftState]:
-    """The best `beam` drafts with one choice more, their log-probabilities and choices, and which of them stopped."""
-    rules = policy.rules
+    """The best `beam` drafts of each instruction with one choice more, their log-probabilities (instructions, beams)
+    and choices, and which of them stopped."""
+    rules, (count, width) = policy.rules, total.shape
     correction = torch.full_like(d["length"], Correction.ABORT)
     log_p = masked(policy.type_scores(d, state), rules.task_types(d, correction)).log_softmax(1)
-    grown = ahead = total[:, None] + log_p
+    grown = ahead = total.flatten()[:, None] + log_p
     if hint is not None:
         own, with_missing = hint.type_costs(d["types"])
         grown, ahead = grown - own, grown - with_missing
-    best = ahead.flatten().topk(min(beam, int(log_p.isfinite().sum()))).indices
-    row, task_type = best // log_p.shape[1], best % log_p.shape[1]
-    total = grown[row, task_type]
-    d, state, correction = take(d, row), state.take(row), correction[row]
+    options = ahead.view(count, -1)  # (instructions, beams × types)
+    best = options.topk(min(beam, int(options.isfinite().sum(1).max()))).indices
+    wider = best.shape[1] != width
+    width = best.shape[1]
+    best = (best + torch.arange(count, device=best.device)[:, None] * options.shape[1]).flatten()
+    total = grown.flatten()[best]
+    row = best // log_p.shape[1]
+    task_type = torch.where(total > -torch.inf, best % log_p.shape[1], rules.types)
+    d, correction = take(d, row), correction[row]
+    state = state.take(row, reading.spread(width) if wider else state.reading)
     token, layers = policy.add(d, state, task_type)
     legal = rules.dependencies(d, task_type)
     scores = finite(policy.link_scores(d, state, token, task_type))
@@ -170,9 +193,10 @@ def _extend(
     action = {"correction": correction, "type": task_type, "links": links, "worker": worker.indices}
     with_node, stopped = rules.grow(d, action)
     state = state.with_node(d["length"], token, layers)
-    made = torch.cat([log_p[row, task_type][:, None], worker.values[:, None], certain], 1)
+    made = torch.cat([log_p.flatten()[best][:, None], worker.values[:, None], certain], 1)
     choices = torch.cat([choices[row], made[:, None]], 1)
-    return with_node, total - differs + certain.sum(1) + worker.values, choices, stopped.nonzero()[:, 0], state
+    total = (total - differs + certain.sum(1) + worker.values).view(count, width)
+    return with_node, total, choices, stopped, state
 
 
 def agreed(ended: Sequence[Candidate]) -> Candidate:

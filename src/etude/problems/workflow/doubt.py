@@ -153,17 +153,25 @@ class Beam:
 
 
 @torch.inference_mode()
-def search(policy: PlanPolicy, draft: Obs, instruction: str, *, beam: int = 5, reading: Reading | None = None) -> Beam:
-    """The beam of one draft, (1, …) tensors."""
-    context, row = policy.context, draft["instruction"]
-    similarity = context.encoded.similarity[row][0].double().cpu().numpy()  # (T, SIMILARITIES)
-    return Beam(
-        candidates=search_by_beam(policy, draft, instruction, beam=beam, reading=reading),
-        task_types=[entry.name for entry in policy.rules.catalogue.task_types],
-        votes=type_columns(context, context.encoded.votes[row])[0].double().cpu().numpy(),
-        parts=similarity[:, PART],
-        places=similarity[:, WHERE],
-    )
+def search(
+    policy: PlanPolicy, drafts: Obs, instructions: Sequence[str], *, beam: int = 5, reading: Reading | None = None
+) -> list[Beam]:
+    """The beam of each draft."""
+    context, rows = policy.context, drafts["instruction"]
+    similarity = context.encoded.similarity[rows].double().cpu().numpy()  # (n, T, SIMILARITIES)
+    votes = type_columns(context, context.encoded.votes[rows]).double().cpu().numpy()  # (n, T)
+    return [
+        Beam(
+            candidates=candidates,
+            task_types=[entry.name for entry in policy.rules.catalogue.task_types],
+            votes=voted,
+            parts=similar[:, PART],
+            places=similar[:, WHERE],
+        )
+        for candidates, voted, similar in zip(
+            search_by_beam(policy, drafts, instructions, beam=beam, reading=reading), votes, similarity, strict=True
+        )
+    ]
 
 
 def propose(

@@ -52,6 +52,10 @@ class EncodedInstructions:
         moved: dict[str, Any] = {name: x if x is None else x.to(device) for name, x in vars(self).items()}
         return EncodedInstructions(**moved)
 
+    def take(self, rows: Tensor) -> EncodedInstructions:
+        own = {name: getattr(self, name)[rows] for name in ("tokens", "mask", "votes", "similarity")}
+        return replace(self, **own)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyContext:

@@ -27,7 +27,7 @@ from etude.learning.run import About, Evaluated, PolicyParts, StopReason, Update
 from etude.learning.run_folder import RunFolder
 from etude.problems.base import Obs
 from etude.problems.distributions import masked
-from etude.problems.workflow.decode import plan_by_beam, plan_greedily, take
+from etude.problems.workflow.decode import TOGETHER, plan_by_beam, plan_greedily, take
 from etude.problems.workflow.doubt import CALIBRATION, Calibration, Hinted, fit_calibration, search
 from etude.problems.workflow.grammar import NODES
 from etude.problems.workflow.hint import costs_of, hint_of, same_as, slip, subtasks_of
@@ -348,11 +348,16 @@ class ImitationLearner:
         """Fit the calibration of the planner's probabilities on held-out examples."""
         held_out, instructions = self.training_set.expected[:MAX_CALIBRATED], self.training_set.validation
         drafts = {name: value.to(self.device) for name, value in instructions.items()}
-        rows = torch.arange(len(held_out), device=self.device).split(1)
         with one_thread(only=True):
             beams = [
-                search(self.net, take(drafts, row), plan.instruction, beam=self.config.beam)
-                for row, plan in zip(rows, held_out, strict=True)
+                found
+                for rows in torch.arange(len(held_out), device=self.device).split(TOGETHER)
+                for found in search(
+                    self.net,
+                    take(drafts, rows),
+                    [held_out[i].instruction for i in rows.tolist()],
+                    beam=self.config.beam,
+                )
             ]
             hints = [self._try_hints(cost, drafts, held_out[:MAX_HINTED]) for cost in HINT_COSTS]
         self.calibration = msgspec.structs.replace(fit_calibration(beams, held_out), hints=tuple(hints))

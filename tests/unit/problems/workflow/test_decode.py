@@ -15,7 +15,14 @@ from torch import Generator
 from etude.contracts.errors import CatalogueError
 from etude.problems.base import Obs
 from etude.problems.catalogue import Catalogue
-from etude.problems.workflow.decode import _extend, empty_drafts, plan_by_beam, plan_greedily, take
+from etude.problems.workflow.decode import (
+    _extend,
+    empty_drafts,
+    plan_by_beam,
+    plan_greedily,
+    search_by_beam,
+    take,
+)
 from etude.problems.workflow.encode import KnownNames, encode_instructions, make_policy_context
 from etude.problems.workflow.memory import fit_memory
 from etude.problems.workflow.metrics import score_plans
@@ -140,19 +147,40 @@ def test_a_weight_gone_wrong_never_makes_an_unavailable_task_type_part_of_a_plan
 @given(st.integers(0, 10_000), st.integers(0, len(TEXTS) - 1), st.sampled_from([1, 3, 20]))
 def test_a_beam_follows_its_drafts_as_if_each_were_read_from_the_start(seed: int, row: int, width: int) -> None:
     policy = make_policy(CATALOGUE, FREE, seed, layers=2)
-    d = take(empty_drafts(policy.context), torch.tensor([row]))
-    total, state, steps = torch.zeros(1), policy.encode_drafts(d, policy.read(d["instruction"])), 0
-    choices = torch.zeros((1, 0, 2 + policy.nodes))
-    while len(total):
-        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, width)
-        torch.testing.assert_close(choices.sum((1, 2)), total)
-        going = torch.tensor([i for i in range(len(total)) if i not in stopped.tolist()], dtype=torch.long)
-        d, total, choices, state = take(d, going), total[going], choices[going], state.take(going)
-        if len(going):
+    d = take(empty_drafts(policy.context), torch.tensor([row, 0]))
+    reading = policy.read(d["instruction"])
+    total, state, steps = torch.zeros((2, 1)), policy.encode_drafts(d, reading), 0
+    choices = torch.zeros((2, 0, 2 + policy.nodes))
+    while bool((total > -torch.inf).any()):
+        d, total, choices, stopped, state = _extend(policy, d, total, choices, state, reading, width)
+        there = total.flatten() > -torch.inf
+        torch.testing.assert_close(choices.sum((1, 2))[there], total.flatten()[there])
+        going = there & ~stopped
+        total = torch.where(going.view_as(total), total, -torch.inf)
+        if bool(going.any()):
             steps += 1
-            assert d["length"].tolist() == [steps] * len(going)
-            same_state(policy, d, state, policy.encode_drafts(d, policy.read(d["instruction"])))
+            assert set(d["length"][going].tolist()) == {steps}
+            of = torch.arange(2).repeat_interleave(total.shape[1])[going]
+            same_state(
+                policy,
+                take(d, going),
+                state.take(going.nonzero()[:, 0], reading.take(of)),
+                policy.encode_drafts(take(d, going), reading.take(of)),
+            )
     assert steps
+
+
+@torch.no_grad()
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([1, 3, 20]), st.sampled_from([FREE, Limits(max_nodes=2)]))
+def test_beams_of_many_instructions_are_those_of_each(seed: int, width: int, limits: Limits) -> None:
+    policy = make_policy(CATALOGUE, limits, seed)
+    drafts = empty_drafts(policy.context)
+    for row, many in enumerate(search_by_beam(policy, drafts, TEXTS, beam=width)):
+        (one,) = search_by_beam(policy, take(drafts, torch.tensor([row])), [TEXTS[row]], beam=width)
+        assert [found.plan for found in many] == [found.plan for found in one]
+        assert [found.log_prob for found in many] == pytest.approx([found.log_prob for found in one], abs=1e-3)
+        assert [found.types for found in many] == [pytest.approx(found.types, abs=1e-3) for found in one]
 
 
 def same_state(policy: PlanPolicy, d: Obs, with_node: DraftState, scratch: DraftState) -> None:

@@ -65,7 +65,7 @@ def beam_of(
 @pytest.mark.parametrize("seed", range(3))
 def test_the_probability_is_that_of_all_orders_links_and_workers_of_the_same_subtasks(seed: int) -> None:
     policy = make_policy(SMALL, Limits(max_nodes=2), seed)
-    found = search(policy, take(empty_drafts(policy.context), torch.tensor([0])), TEXTS[0], beam=1000)
+    (found,) = search(policy, take(empty_drafts(policy.context), torch.tensor([0])), TEXTS[:1], beam=1000)
     made = propose(found, None, count=1000)
     sure = [made.probability, *(other.probability for other in made.alternatives)]
     assert sum(sure) == pytest.approx(1, abs=1e-3)  # every plan that there is
@@ -225,8 +225,8 @@ def test_weights_gone_wrong_give_a_probability_all_the_same(worst: float) -> Non
     with torch.no_grad():
         policy.stop.bias.fill_(worst)
         policy.link_bias.fill_(worst)
-    for row, text in enumerate(TEXTS):
-        made = propose(search(policy, take(empty_drafts(policy.context), torch.tensor([row])), text), None)
+    for found in search(policy, empty_drafts(policy.context), TEXTS):
+        made = propose(found, None)
         made.plan.check(CATALOGUE, Limits(max_nodes=4))
         assert 0 <= made.probability_with_links <= made.probability <= 1
 

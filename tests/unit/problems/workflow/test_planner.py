@@ -8,13 +8,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 import etude
 from etude.contracts.decision import Decision, DecisionRequest
-from etude.contracts.errors import CatalogueError, PlanError
+from etude.contracts.errors import CatalogueError, DataError, PlanError
 from etude.contracts.policy import SAMPLED
 from etude.problems.base import Obs
 from etude.problems.catalogue import Catalogue, TaskType, Worker
@@ -327,6 +328,33 @@ def test_from_many_threads_it_decides_as_from_one(planner: Planner) -> None:
     with ThreadPoolExecutor(8) as threads:  # with deciders that have read nothing yet
         found = list(threads.map(lambda one: again[id(one[0])].decide(one[1]), asked * 2))
     assert found == alone * 2
+
+
+@pytest.mark.parametrize("how", [{}, {"explore": 0.4}, {"explore": 0.4, "sample_plans": True}])
+def test_many_requests_are_decided_as_each_by_itself(planner: Planner, how: dict[str, Any]) -> None:
+    failed = State(steps=(StepState(0, 0, (), int(Status.FAILED), 1, False, 0.0, 0.0, 0.0),), failed=0, error=1)
+    busy = [list(worker) for worker in planner.decider().read(DecisionRequest(context="Fetch the letter"))[1]]
+    busy[0][3] = False  # not available
+    texts = [example.instruction for example in examples(12, seed=9)]
+    asked = [
+        DecisionRequest(context=text, state=failed if i % 4 == 3 else None, seed=i) for i, text in enumerate(texts)
+    ]
+    asked += [
+        DecisionRequest(context={"instruction": texts[0], "live": busy}, seed=1),
+        DecisionRequest(context=" "),
+        DecisionRequest(context=7),
+    ]
+    many, alone = planner.decider(**how).decide_many(asked), planner.decider(**how)
+    for request, found in zip(asked[:-2], many, strict=False):
+        assert isinstance(found, Decision)
+        expected = alone.decide(request)
+        assert (found.action, found.policy) == (expected.action, expected.policy)
+        assert found.propensity == pytest.approx(expected.propensity, rel=1e-4)
+        if expected.proposal is not None:
+            assert found.proposal is not None
+            assert found.proposal.plan == expected.proposal.plan
+            assert found.proposal.probability == pytest.approx(expected.proposal.probability, rel=1e-3)
+    assert [type(error) for error in many[-2:]] == [PlanError, DataError]
 
 
 def test_it_decides_with_the_workers_and_limits_it_is_given(planner: Planner) -> None:
