@@ -140,7 +140,7 @@ class WorkflowWorld:
             "loop": {"threshold": 4000},
             # The first planner imitates, it has no logs. Logs of some thousand executions tell a planner from one that
             # is worse by a tenth; the canary proves that it is not worse by the margin.
-            "release": {"gates": {"first_needs_evidence": False, "margin": 0.1}},
+            "release": {"gates": {"first_needs_evidence": False, "margin": 0.1, "latency_calls": 100}},
             "run": {"threads": 1, "device": "cpu"},
         }
 
