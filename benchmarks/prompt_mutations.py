@@ -161,7 +161,7 @@ def checked(prompt: Prompt, mutation: str, seed: int, mask: str | None, changed:
 
 def speed(found: Sequence[str]) -> dict[str, Any]:
     """Milliseconds per call for prompts of 2,000 characters: wall clock and processor time, median and p99."""
-    prompts = {"readmes": list(cut(found)), "random": list(cut(_joined(Random(1)) for _ in range(3 * SPEED_PROMPTS)))}
+    prompts = {"readmes": list(cut(found)), "random": list(cut(_joined(Random(n)) for n in range(3 * SPEED_PROMPTS)))}
     return {name: {"prompts": len(texts)} | measured(texts) for name, texts in prompts.items()}
 
 

@@ -1,7 +1,7 @@
 """A prompt as Markdown: its blocks with their positions in the text, and the spans that no mutation touches.
 
-markdown-it-py finds the blocks and the inline code, links and tags. It knows no templates and no front matter: tags
-such as <document> are read as text here, and placeholders are spans of their own.
+`markdown.py` finds the blocks and the inline code, links and tags. It knows no templates and no front matter:
+placeholders are spans of their own.
 """
 
 from __future__ import annotations
@@ -9,19 +9,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from markdown_it import MarkdownIt
-from markdown_it.common.html_blocks import block_names
-from markdown_it.rules_block import StateBlock
-from markdown_it.rules_block.html_block import html_block
-from markdown_it.rules_inline import StateInline, autolink, backtick, html_inline, image, link
 from markdown_it.token import Token
 
 from etude.contracts.errors import PromptError
+from etude.problems.prompt.mutations.markdown import INLINE, LINE_END, block_tokens, inline_tokens
 
 Kind = Literal[
     "paragraph",
@@ -42,7 +38,7 @@ PLACEHOLDER = re.compile(
     r"\{%-?.{0,400}?%\}"  # Jinja statements
     r"|\{#.{0,400}?#\}"  # Jinja comments
     r"|\{\{\{?.{0,400}?\}\}\}?"  # Jinja, Mustache, Handlebars
-    r"|[$@#]\{[^{}\n]{1,200}\}"  # JavaScript, shell, Ruby
+    r"|\$\{[^{}\n]{1,200}\}|@\{[^{}\n]{1,200}\}|#\{[^{}\n]{1,200}\}"  # JavaScript, shell, Ruby
     r"|\{[A-Za-z_][\w.\-\[\]]{0,80}(?:![rsa])?(?::[^{}\n]{0,20})?\}|\{\d{0,3}\}"  # Python's format
     r"|</?[A-Za-z_][\w.:\-]{0,80}(?:\s[^<>\n]{0,200})?/?>"  # tags, <name>
     r"|<<[A-Za-z_][\w ]{0,40}>>"
@@ -52,21 +48,20 @@ PLACEHOLDER = re.compile(
     r"|__[A-Z][A-Z0-9_]+__",
     re.S,
 )
+"""Each kind begins with a character, not with a class of them: so re skips to the next of these characters."""
 NUMBER = re.compile(r"\d+(?:[.,:/\-]\d+)*")
-URL = re.compile(r"\b(?:https?|ftp)://[^\s<>\"'`)\]}]+|\bwww\.[^\s<>\"'`)\]}]+|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]*\w")
-LINE_END = re.compile(r"\r\n?|\n")
+_ADDRESS = r"[^\s<>\"'`)\]}]+"
+URL = re.compile(rf"h(?<!\wh)ttps?://{_ADDRESS}|f(?<!\wf)tp://{_ADDRESS}|w(?<!\ww)ww\.{_ADDRESS}")
+"""As whole words; looking back after the first letter leaves re a letter to skip to."""
+MAIL_DOMAIN = re.compile(r"@[\w-]+\.[\w.-]*\w")
+MAIL_NAME = re.compile(r"(?<![\w.+-])[\w.+-]+\Z")
+MAX_MAIL_NAME = 64
 FRONT_MATTER = re.compile(
     r"\A---[ \t]*(?:\r\n|\r|\n)(?=[\w\-]+[ \t]*:)(?:[^\r\n]*(?:\r\n|\r|\n))+?(?:---|\.\.\.)[ \t]*(?:\r\n|\r|\n|\Z)"
 )
 MARKER = re.compile(r"[ \t]*(?:[-+*]|\d{1,9}[.)])(?=[ \t]|$|[\r\n])[ \t]*")
 OPENS = re.compile(r"\{%-?\s*(?:if|for|block|macro|call|filter|with|raw|autoescape)\b|\{%-?\s*set\s+\w+\s*-?%|\{\{[#^]")
 CLOSES = re.compile(r"\{%-?\s*end\w*|\{\{/")
-INLINE = re.compile(r"[`\[<]")
-"""Without one of these there is no inline code, link or tag."""
-TAG = re.compile(r"</?([A-Za-z][\w.:-]*)")
-HTML_TAGS = frozenset(
-    {*block_names, "pre", "script", "style", "textarea", "img", "br", "a", "b", "i", "kbd", "sub", "sup"}
-)
 KINDS: dict[str, Kind] = {
     "paragraph_open": "paragraph",
     "heading_open": "heading",
@@ -78,13 +73,6 @@ KINDS: dict[str, Kind] = {
     "hr": "rule",
 }
 QUOTED = ("quote", "table", "html", "front matter", "reference")
-INLINE_RULES = {
-    "backticks": backtick,
-    "link": link,
-    "image": image,
-    "autolink": autolink,
-    "html_inline": html_inline,
-}
 CACHED_CHARS = 20_000
 """Longer texts are parsed again, so that the cache stays small."""
 
@@ -106,6 +94,13 @@ class Block:
     """The items of a list, and the blocks of an item."""
 
 
+class Content(NamedTuple):
+    """What a paragraph, heading or cell holds, and the lines that it is on, from their start to their end."""
+
+    text: str
+    lines: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
     """What no mutation may lose, with counts."""
@@ -120,15 +115,39 @@ class Inventory:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A parsed text."""
+    """A parsed text. Its blocks are there; what is in paragraphs is read when it is asked for."""
 
     text: str
     blocks: tuple[Block, ...]
     """The blocks at the top level."""
-    spans: tuple[tuple[int, int], ...]
-    """Inline code, links, tags and placeholders, merged and in order."""
-    inventory: Inventory
+    contents: tuple[Content, ...] = field(repr=False)
+    code: tuple[str, ...] = field(repr=False)
+    """Code blocks, each with its language."""
+    references: Mapping[str, Any] = field(repr=False)
+    """Definitions of links."""
     newline: str = field(default="\n")
+
+    @cached_property
+    def inline(self) -> Inline:
+        return Inline(self.text, self.contents, self.references)
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Inline code, links, tags and placeholders, merged and in order."""
+        placeholders = [match.span() for match in PLACEHOLDER.finditer(self.text)]
+        return _merged([*self.inline.spans, *placeholders, *addresses(self.text)])
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        text = self.text
+        quoted = [block for block in self.leaves if block.kind in QUOTED]
+        return Inventory(
+            placeholders=Counter(PLACEHOLDER.findall(text)),
+            code=Counter([*self.code, *self.inline.code]),
+            links=Counter([*self.inline.links, *(text[start:end] for start, end in addresses(text))]),
+            numbers=Counter(NUMBER.findall(text)),
+            quoted=Counter(" ".join(self.of(block).split()) for block in quoted),
+        )
 
     def touches(self, start: int, end: int) -> bool:
         """Whether a protected span overlaps that range."""
@@ -172,21 +191,19 @@ def parse(text: str) -> Document:
 def _parse(text: str) -> Document:
     front = FRONT_MATTER.match(text)
     offset = front.end() if front else 0
-    body = text[offset:]
-    lines = _Lines(body, offset)
+    lines = _Lines(text, offset)
     env: dict[str, Any] = {}
-    tokens = BLOCKS.parse(body, env)
+    tokens = block_tokens(text[offset:], env)
     _check_fences(tokens, lines, text)
     blocks = _Reader(text, tokens, lines).blocks(0, len(lines.starts), offset)
     if front:
         blocks = (Block(kind="front matter", start=0, end=len(text[:offset].rstrip())), *blocks)
-    inline = _Inline(text, tokens, lines, env)
-    spans = [*inline.spans, *(match.span() for match in PLACEHOLDER.finditer(text))]
     return Document(
         text=text,
         blocks=blocks,
-        spans=_merged([*spans, *(match.span() for match in URL.finditer(text))]),
-        inventory=_inventory(text, blocks, tokens, inline),
+        contents=tuple(_contents(tokens, lines)),
+        code=tuple(f"{t.info.strip()}\n{t.content}" for t in tokens if t.type in ("fence", "code_block")),
+        references=env.get("references", {}),
         newline="\r\n" if "\r\n" in text else "\n",
     )
 
@@ -197,10 +214,10 @@ _cached = lru_cache(maxsize=256)(_parse)
 class _Lines:
     """Line numbers to positions in the whole text."""
 
-    def __init__(self, body: str, offset: int) -> None:
-        ends = [match.span() for match in LINE_END.finditer(body)]
-        self.starts = [offset, *(offset + end for _, end in ends)]
-        self.ends = [*(offset + start for start, _ in ends), offset + len(body)]
+    def __init__(self, text: str, offset: int) -> None:
+        ends = [match.span() for match in LINE_END.finditer(text, offset)]
+        self.starts = [offset, *(end for _, end in ends)]
+        self.ends = [*(start for start, _ in ends), len(text)]
 
 
 def _check_fences(tokens: Sequence[Token], lines: _Lines, text: str) -> None:
@@ -289,39 +306,40 @@ class _Reader:
         return [Block(kind="reference", start=start, end=end)] if start < end else []
 
 
-class _Inline:
-    """Spans of inline code, links and tags, from the rules of markdown-it-py, which give tokens no positions."""
+def _contents(tokens: Sequence[Token], lines: _Lines) -> Iterator[Content]:
+    for token in tokens:
+        if token.type == "inline" and token.map is not None and INLINE.search(token.content):
+            first, after = token.map
+            yield Content(token.content, tuple(zip(lines.starts[first:after], lines.ends[first:after], strict=True)))
 
-    def __init__(self, text: str, tokens: Sequence[Token], lines: _Lines, env: dict[str, Any]) -> None:
+
+class Inline:
+    """Inline code, links and tags: their positions in a text, and what they hold."""
+
+    def __init__(self, text: str, contents: Sequence[Content], references: Mapping[str, Any]) -> None:
         self.spans: list[tuple[int, int]] = []
         self.code: list[str] = []
-        self.links: list[str] = [each["href"] for each in env.get("references", {}).values()]
+        self.links: list[str] = [each["href"] for each in references.values()]
+        for content in contents:
+            tokens, spans = inline_tokens(content.text, references)
+            self.read(tokens)
+            if spans:
+                to_text = _positions(text, content)
+                self.spans += [(to_text(start), to_text(end - 1) + 1) for start, end in spans]
+
+    def read(self, tokens: Sequence[Token]) -> None:
         for token in tokens:
-            if token.type != "inline" or token.map is None or not INLINE.search(token.content):
-                continue
-            within: dict[str, Any] = {**env, "source": token.content, "spans": []}
-            children: list[Token] = []
-            BLOCKS.inline.parse(token.content, BLOCKS, within, children)
-            self.read(children)
-            if within["spans"]:
-                to_text = _positions(text, token, lines)
-                self.spans += [(to_text(start), to_text(end - 1) + 1) for start, end in within["spans"]]
-
-    def read(self, children: Sequence[Token]) -> None:
-        for child in children:
-            if child.type == "code_inline":
-                self.code.append(child.content)
-            elif child.type in ("link_open", "image"):
-                self.links.append(str(child.attrs.get("href") or child.attrs.get("src")))
-                self.read(child.children or ())
+            if token.type == "code_inline":
+                self.code.append(token.content)
+            elif token.type in ("link_open", "image"):
+                self.links.append(str(token.attrs.get("href") or token.attrs.get("src")))
+                self.read(token.children or ())
 
 
-def _positions(text: str, token: Token, lines: _Lines) -> Callable[[int], int]:
+def _positions(text: str, content: Content) -> Callable[[int], int]:
     """From positions in the content of a paragraph to positions in the text."""
-    assert token.map is not None
     inside, outside, at = [], [], 0
-    for number, line in enumerate(token.content.split("\n"), start=token.map[0]):
-        start, end = lines.starts[number], lines.ends[number]
+    for line, (start, end) in zip(content.text.split("\n"), content.lines, strict=False):
         # Content is what follows markers and indentation, so it is found from the right.
         place = text.rfind(line.strip(), start, end)
         inside.append(at)
@@ -330,16 +348,14 @@ def _positions(text: str, token: Token, lines: _Lines) -> Callable[[int], int]:
     return lambda position: outside[(row := bisect_right(inside, position) - 1)] + position - inside[row]
 
 
-def _inventory(text: str, blocks: Sequence[Block], tokens: Sequence[Token], inline: _Inline) -> Inventory:
-    quoted = [block for block in _leaves(blocks) if block.kind in QUOTED]
-    code = [token.info.strip() + "\n" + token.content for token in tokens if token.type in ("fence", "code_block")]
-    return Inventory(
-        placeholders=Counter(PLACEHOLDER.findall(text)),
-        code=Counter([*code, *inline.code]),
-        links=Counter([*inline.links, *URL.findall(text)]),
-        numbers=Counter(NUMBER.findall(text)),
-        quoted=Counter(" ".join(text[block.start : block.end].split()) for block in quoted),
-    )
+def addresses(text: str) -> list[tuple[int, int]]:
+    """Where addresses of pages and of people are."""
+    found = [match.span() for match in URL.finditer(text)]
+    for domain in MAIL_DOMAIN.finditer(text):
+        name = MAIL_NAME.search(text, max(0, domain.start() - MAX_MAIL_NAME), domain.start())
+        if name is not None and not any(start <= name.start() < end for start, end in found):
+            found.append((name.start(), domain.end()))
+    return found
 
 
 def _leaves(blocks: Sequence[Block]) -> Iterator[Block]:
@@ -358,34 +374,3 @@ def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         elif start < end:
             found.append((start, end))
     return tuple(found)
-
-
-def _parser() -> MarkdownIt:
-    made = MarkdownIt("commonmark").enable("table").disable("inline")
-    made.block.ruler.at("html_block", _html_block, {"alt": ["paragraph", "reference", "blockquote"]})
-    for name in ("backticks", "link", "image", "autolink", "html_inline"):
-        made.inline.ruler.at(name, _recorded(INLINE_RULES[name]))
-    return made
-
-
-def _html_block(state: StateBlock, first: int, after: int, silent: bool) -> bool:
-    """As CommonMark, for tags of HTML alone: <document> begins text."""
-    start = state.bMarks[first] + state.tShift[first]
-    name = TAG.match(state.src, start)
-    if name and name[1].lower() not in HTML_TAGS:
-        return False
-    return html_block(state, first, after, silent)
-
-
-def _recorded(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    def recorded(state: StateInline, silent: bool) -> bool:
-        start = state.pos
-        matched = rule(state, silent)
-        if matched and not silent and state.src is state.env.get("source"):
-            state.env["spans"].append((start, state.pos))
-        return matched
-
-    return recorded
-
-
-BLOCKS = _parser()
