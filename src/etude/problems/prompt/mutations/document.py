@@ -168,6 +168,11 @@ class Document:
         return "\n".join(self.of(block) for block in self.leaves if block.kind in ("paragraph", "heading"))
 
     @cached_property
+    def lower(self) -> str:
+        """The text in lower case with straight apostrophes, every character at its position."""
+        return self.text.replace("İ", "i").replace("’", "'").lower()
+
+    @cached_property
     def lowered(self) -> str:
         """The same in lower case, with spaces for line ends."""
         return " ".join(self.prose.lower().replace("’", "'").split())

@@ -126,6 +126,8 @@ def task_of(prompt: Prompt, *, seed: int = 0) -> Task:
 
 def _target(found: Sequence[Text], documents: Sequence[Document]) -> int:
     """The last text of a user that says more than data does, else the first of the system."""
+    if len(found) == 1:
+        return 0
     users = [number for number, each in enumerate(found) if each.role == "user" and _instructs(documents[number])]
     if users:
         return users[-1]
