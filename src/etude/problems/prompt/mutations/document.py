@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from markdown_it.token import Token
 
 from etude.contracts.errors import PromptError
-from etude.problems.prompt.mutations.markdown import INLINE, LINE_END, block_tokens, inline_tokens
+from etude.problems.prompt.mutations.inline import Content, Inline, inline_of
+from etude.problems.prompt.mutations.markdown import INLINE, LINE_END, block_tokens
 
 Kind = Literal[
     "paragraph",
@@ -94,13 +95,6 @@ class Block:
     """The items of a list, and the blocks of an item."""
 
 
-class Content(NamedTuple):
-    """What a paragraph, heading or cell holds, and the lines that it is on, from their start to their end."""
-
-    text: str
-    lines: tuple[tuple[int, int], ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
     """What no mutation may lose, with counts."""
@@ -115,44 +109,66 @@ class Inventory:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A parsed text. Its blocks are there; what is in paragraphs is read when it is asked for."""
+    """A parsed text. Its blocks are there; what is in its paragraphs is read when it is asked for."""
 
     text: str
     blocks: tuple[Block, ...]
     """The blocks at the top level."""
     contents: tuple[Content, ...] = field(repr=False)
-    code: tuple[str, ...] = field(repr=False)
-    """Code blocks, each with its language."""
+    """Where inline code, links and tags may be, in order."""
+    code: tuple[tuple[int, str], ...] = field(repr=False)
+    """Code blocks, each with its position, language first."""
     references: Mapping[str, Any] = field(repr=False)
     """Definitions of links."""
-    newline: str = field(default="\n")
+    newline: str = "\n"
+    _inline: dict[Content, Inline] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def inline(self, content: Content) -> Inline:
+        """Read once, when it is asked for."""
+        if content not in self._inline:
+            self._inline[content] = inline_of(self.text, content, self.references)
+        return self._inline[content]
 
     @cached_property
-    def inline(self) -> Inline:
-        return Inline(self.text, self.contents, self.references)
-
-    @cached_property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Inline code, links, tags and placeholders, merged and in order."""
-        placeholders = [match.span() for match in PLACEHOLDER.finditer(self.text)]
-        return _merged([*self.inline.spans, *placeholders, *addresses(self.text)])
+    def names(self) -> tuple[tuple[int, int], ...]:
+        """Where placeholders and addresses are, merged and in order."""
+        return _merged([*(match.span() for match in PLACEHOLDER.finditer(self.text)), *addresses(self.text)])
 
     @cached_property
     def inventory(self) -> Inventory:
-        text = self.text
-        quoted = [block for block in self.leaves if block.kind in QUOTED]
+        text, inline = self.text, [self.inline(content) for content in self.contents]
+        links = [each["href"] for each in self.references.values()]
+        links += [text[start:end] for start, end in addresses(text)]
         return Inventory(
             placeholders=Counter(PLACEHOLDER.findall(text)),
-            code=Counter([*self.code, *self.inline.code]),
-            links=Counter([*self.inline.links, *(text[start:end] for start, end in addresses(text))]),
+            code=Counter([*(code for _, code in self.code), *(code for each in inline for code in each.code)]),
+            links=Counter([*links, *(link for each in inline for link in each.links)]),
             numbers=Counter(NUMBER.findall(text)),
-            quoted=Counter(" ".join(self.of(block).split()) for block in quoted),
+            quoted=Counter(" ".join(self.of(block).split()) for block in self.leaves if block.kind in QUOTED),
+        )
+
+    @cached_property
+    def has_quotes(self) -> bool:
+        """Whether it has code or quoted material."""
+        return (
+            bool(self.code)
+            or any(block.kind in QUOTED for block in self.leaves)
+            or any(self.inline(content).code for content in self.contents)
         )
 
     def touches(self, start: int, end: int) -> bool:
-        """Whether a protected span overlaps that range."""
-        at = bisect_right(self.spans, (end - 1, len(self.text) + 1)) - 1
-        return start < end and at >= 0 and self.spans[at][1] > start
+        """Whether inline code, a link, a tag, an address or a placeholder overlaps that range."""
+        if start >= end:
+            return False
+        at = bisect_right(self.names, (end - 1, len(self.text) + 1)) - 1
+        if at >= 0 and self.names[at][1] > start:
+            return True
+        at = bisect_right(self.contents, end - 1, key=lambda content: content.lines[0][0]) - 1
+        while at >= 0 and self.contents[at].lines[-1][1] > start:
+            if any(first < end and last > start for first, last in self.inline(self.contents[at]).spans):
+                return True
+            at -= 1
+        return False
 
     def of(self, block: Block) -> str:
         return self.text[block.start : block.end]
@@ -207,13 +223,17 @@ def _parse(text: str) -> Document:
         text=text,
         blocks=blocks,
         contents=tuple(_contents(tokens, lines)),
-        code=tuple(f"{t.info.strip()}\n{t.content}" for t in tokens if t.type in ("fence", "code_block")),
+        code=tuple(_code(tokens, lines)),
         references=env.get("references", {}),
-        newline="\r\n" if "\r\n" in text else "\n",
+        newline=newline_of(text),
     )
 
 
 _cached = lru_cache(maxsize=256)(_parse)
+
+
+def newline_of(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
 
 
 class _Lines:
@@ -318,39 +338,10 @@ def _contents(tokens: Sequence[Token], lines: _Lines) -> Iterator[Content]:
             yield Content(token.content, tuple(zip(lines.starts[first:after], lines.ends[first:after], strict=True)))
 
 
-class Inline:
-    """Inline code, links and tags: their positions in a text, and what they hold."""
-
-    def __init__(self, text: str, contents: Sequence[Content], references: Mapping[str, Any]) -> None:
-        self.spans: list[tuple[int, int]] = []
-        self.code: list[str] = []
-        self.links: list[str] = [each["href"] for each in references.values()]
-        for content in contents:
-            tokens, spans = inline_tokens(content.text, references)
-            self.read(tokens)
-            if spans:
-                to_text = _positions(text, content)
-                self.spans += [(to_text(start), to_text(end - 1) + 1) for start, end in spans]
-
-    def read(self, tokens: Sequence[Token]) -> None:
-        for token in tokens:
-            if token.type == "code_inline":
-                self.code.append(token.content)
-            elif token.type in ("link_open", "image"):
-                self.links.append(str(token.attrs.get("href") or token.attrs.get("src")))
-                self.read(token.children or ())
-
-
-def _positions(text: str, content: Content) -> Callable[[int], int]:
-    """From positions in the content of a paragraph to positions in the text."""
-    inside, outside, at = [], [], 0
-    for line, (start, end) in zip(content.text.split("\n"), content.lines, strict=False):
-        # Content is what follows markers and indentation, so it is found from the right.
-        place = text.rfind(line.strip(), start, end)
-        inside.append(at)
-        outside.append(max(start, place) - (len(line) - len(line.lstrip())))
-        at += len(line) + 1
-    return lambda position: outside[(row := bisect_right(inside, position) - 1)] + position - inside[row]
+def _code(tokens: Sequence[Token], lines: _Lines) -> Iterator[tuple[int, str]]:
+    for token in tokens:
+        if token.type in ("fence", "code_block") and token.map is not None:
+            yield lines.starts[token.map[0]], f"{token.info.strip()}\n{token.content}"
 
 
 def addresses(text: str) -> list[tuple[int, int]]:

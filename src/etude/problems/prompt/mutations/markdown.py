@@ -92,7 +92,7 @@ class _BlockRules(Ruler[RuleFuncBlockType]):
             "list": [_by_character(QUOTES_AND_FENCES)],
         }
 
-    def getRules(self, chainName: str = "") -> list[RuleFuncBlockType]:  # noqa: N802, N803
+    def getRules(self, chainName: str = "") -> list[RuleFuncBlockType]:  # noqa: N802
         return self.chains[chainName]
 
 
@@ -105,7 +105,7 @@ def _by_character(rules: Sequence[tuple[RuleFuncBlockType, str]]) -> RuleFuncBlo
 
     def rule_of_line(state: StateBlock, first: int, after: int, silent: bool) -> bool:
         at = state.bMarks[first] + state.tShift[first]
-        for rule in begin.get(state.src[at : at + 1], ()):
+        for rule in begin.get(state.src[at : at + 1], ()):  # noqa: SIM110 - a generator takes longer than most rules
             if rule(state, first, after, silent):
                 return True
         return False
@@ -124,7 +124,7 @@ def _plain(state: StateInline, silent: bool) -> bool:
 
 
 def _special(state: StateInline, silent: bool) -> bool:
-    for rule in INLINE_RULES.get(state.src[state.pos], ()):
+    for rule in INLINE_RULES.get(state.src[state.pos], ()):  # noqa: SIM110
         if rule(state, silent):
             return True
     return False

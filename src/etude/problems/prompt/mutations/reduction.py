@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from etude.problems.prompt.mutations.document import Block, Document, parse
+from etude.problems.prompt.mutations.document import Block, Document
 from etude.problems.prompt.mutations.edits import Edit, Pieces
 from etude.problems.prompt.mutations.material import material_start
+from etude.problems.prompt.mutations.patches import patched
 from etude.problems.prompt.mutations.politeness import (
     CLOSER,
     FILLER,
@@ -56,7 +57,7 @@ def _reduced(each: Text, document: Document) -> tuple[Edit, ...]:
     pieces = Pieces(document.text)
     for _ in range(MAX_ROUNDS):
         pieces.apply(edits)
-        document = parse(pieces.text)
+        document = patched(document, pieces.text, edits)
         edits = tuple(_round(document))
         if not edits:
             break

@@ -88,7 +88,7 @@ class Task:
     @cached_property
     def has_material(self) -> bool:
         """Whether the prompt comes with something to work on: a placeholder, a quotation, or a text that it names."""
-        quoted = any(document.inventory.quoted or document.inventory.code for document in self.documents)
+        quoted = any(document.has_quotes for document in self.documents)
         return quoted or bool(self.input_name) or MATERIAL.search(self.words) is not None
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import pytest
@@ -18,7 +19,10 @@ def kinds(text: str) -> list[str]:
 
 
 def spans(text: str) -> list[str]:
-    return [text[start:end] for start, end in parse(text).spans]
+    """What is protected: the longest runs of characters that are touched."""
+    document = parse(text)
+    touched = "".join("x" if document.touches(at, at + 1) else " " for at in range(len(text)))
+    return [text[run.start() : run.end()] for run in re.finditer("x+", touched)]
 
 
 def test_blocks_are_read_with_their_positions() -> None:
