@@ -64,7 +64,7 @@ def inline_tokens(content: str, references: Mapping[str, Any]) -> tuple[list[Tok
     return parser.inline.parse(content, parser, env, []), spans
 
 
-def _html_block(state: StateBlock, first: int, after: int, silent: bool) -> bool:
+def known_html_block(state: StateBlock, first: int, after: int, silent: bool) -> bool:
     """As CommonMark, for tags of HTML alone: <document> begins text."""
     name = TAG.match(state.src, state.bMarks[first] + state.tShift[first])
     if name and name[1].lower() not in HTML_TAGS:
@@ -73,7 +73,7 @@ def _html_block(state: StateBlock, first: int, after: int, silent: bool) -> bool
 
 
 QUOTES_AND_FENCES: tuple[tuple[RuleFuncBlockType, str], ...] = ((fence, "`~"), (blockquote, ">"), (hr, "-*_"))
-STRUCTURE = (*QUOTES_AND_FENCES, (list_block, "-+*0123456789"), (_html_block, "<"), (heading, "#"))
+STRUCTURE = (*QUOTES_AND_FENCES, (list_block, "-+*0123456789"), (known_html_block, "<"), (heading, "#"))
 """Rules in their order, with the characters that a line of such a block begins with."""
 
 
