@@ -184,7 +184,8 @@ class _Parser(MarkdownIt):
         """As it is written."""
         return url
 
-    normalizeLinkText = normalizeLink  # noqa: N815
+    def normalizeLinkText(self, link: str) -> str:  # noqa: N802
+        return link
 
 
 PARSERS = {
