@@ -64,7 +64,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gymnasium": ALLOCATION_FACES,
     "pettingzoo": ALLOCATION_FACES,
     "jinja2": ("reports/",),
-    "markdown_it": ("problems/prompt/mutations/document.py",),
+    "markdown_it": tuple(f"problems/prompt/mutations/{name}.py" for name in ("document", "inline", "markdown")),
     "cryptography": ("release/signing.py",),
     **dict.fromkeys(("litestar", "starlette", "fastapi", "uvicorn"), ("serving/",)),
     "aiohttp": ("serving/routing/",),

@@ -56,9 +56,8 @@ export class Connection {
     this.url = checkedUrl(options.url);
     const key = options.apiKey;
     if (key !== undefined && !/^[\x21-\x7e]+$/.test(key)) {
-      throw new ConfigError(
-        "apiKey has characters that no API key has: give it as `etude keys create` printed it",
-      );
+      const what = key === "" ? "is empty" : "has characters that no API key has";
+      throw new ConfigError(`apiKey ${what}: give it as \`etude keys create\` printed it`);
     }
   }
 

@@ -81,7 +81,7 @@ export class Refused extends EtudeError {
   readonly retryAfterMs: number | null;
 
   constructor(problem: Problem, retryAfterMs: number | null = null) {
-    super(`${problem.status} ${problem.title}: ${problem.detail}${inFields(problem.errors ?? [])}`);
+    super(`${problem.status} ${problem.title}: ${problem.detail}${inFields(problem)}`);
     this.status = problem.status;
     this.detail = problem.detail;
     this.requestId = problem.request_id ?? "";
@@ -149,6 +149,11 @@ export function refusal(problem: Problem, retryAfterMs: number | null): Refused 
   return new kind(problem, retryAfterMs);
 }
 
-function inFields(errors: readonly FieldError[]): string {
-  return errors.length ? ` (${errors.map((one) => `${one.field}: ${one.detail}`).join("; ")})` : "";
+/** Which fields are wrong and why, as far as the detail does not say so. */
+function inFields({ detail, errors }: Problem): string {
+  const more = (errors ?? []).map((one) =>
+    detail.includes(one.detail) ? (detail.includes(one.field) ? "" : one.field) : `${one.field}: ${one.detail}`,
+  );
+  const said = more.filter(Boolean).join("; ");
+  return said && ` (${said})`;
 }

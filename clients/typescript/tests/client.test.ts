@@ -128,6 +128,21 @@ describe("decisions", { skip: WITHOUT_SERVER }, () => {
   });
 });
 
+test("a message says what is wrong once, and where if it does not say so itself", () => {
+  const made = (detail: string, ...errors: { field: string; detail: string }[]) =>
+    new BadRequest({ type: "about:blank", title: "Bad Request", status: 400, detail, errors }).message;
+  assert.equal(made("a is 1", { field: "a", detail: "a is 1" }), "400 Bad Request: a is 1");
+  assert.equal(made("'c' is unknown", { field: "default", detail: "'c' is unknown" }), "400 Bad Request: 'c' is unknown (default)");
+  assert.equal(
+    made("two are wrong", { field: "a", detail: "too long" }, { field: "b", detail: "too short" }),
+    "400 Bad Request: two are wrong (a: too long; b: too short)",
+  );
+});
+
+test("an empty key is said to be empty", () => {
+  assert.throws(() => new EtudeClient({ apiKey: "", outbox: "memory" }), /apiKey is empty: give it/);
+});
+
 describe("errors", { skip: WITHOUT_SERVER }, () => {
   test("each refusal has its class, the server's words and the field", async () => {
     const etude = await client({ retries: 0 });

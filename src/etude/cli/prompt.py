@@ -17,6 +17,7 @@ from etude.contracts.formats import percent
 from etude.problems.prompt.kinds import kind_probabilities
 from etude.problems.prompt.masks import reasons
 from etude.problems.prompt.mutations import MUTATIONS, Message, Mutated, Prompt, mutate, mutate_by_model
+from etude.problems.prompt.mutations.task import task_of
 
 app = typer.Typer(no_args_is_help=True, help="Prompts and their mutations.")
 MAX_BYTES = 1 << 25
@@ -68,6 +69,11 @@ def mutate_prompt(
     """
     if mutation is not None and policy is not None:
         raise ConfigError("--mutation and --policy are both given: give the one that decides")
+    if diff and as_json:
+        raise ConfigError("--diff and --json are both given: give the one that is to be printed")
+    if mutation is None and policy is None and (diff or model is not None):
+        name = "--diff" if diff else "--model"
+        raise ConfigError(f"{name} is given without a mutation: give --mutation, or --policy to choose one")
     given = _prompt(text, chat=chat)
     if mutation is None and policy is None:
         _show_masks(given, as_json=as_json)
@@ -134,7 +140,7 @@ def _json(found: Mutated, propensity: float | None) -> dict[str, Any]:
 
 def _show_masks(given: Prompt, *, as_json: bool) -> None:
     found = reasons(given)
-    text = given if isinstance(given, str) else "\n".join(str(message.get("content")) for message in given)
+    text = "\n".join(document.prose for document in task_of(given).documents)
     kinds = sorted(kind_probabilities(text).items(), key=lambda each: -each[1])
     if as_json:
         print_json({"kind": kinds[0][0], "probabilities": dict(kinds), "masks": found})

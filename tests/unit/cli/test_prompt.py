@@ -57,6 +57,13 @@ def test_without_a_mutation_it_shows_which_make_sense(capsys: Any) -> None:
     assert found["kind"] == "code"
 
 
+def test_the_kind_of_a_chat_is_that_of_its_own_words(capsys: Any) -> None:
+    code = "```python\ndef function(): ...  # code, class, script\n```"
+    parts = [{"type": "text", "text": f"Write a poem about this.\n\n{code}"}, {"type": "image_url", "image_url": {}}]
+    chat = [{"role": "user", "content": parts}, {"role": "assistant", "content": "Write a function in Python."}]
+    assert json.loads(out(capsys, json.dumps(chat), "--chat", "--json"))["kind"] == "writing"
+
+
 def test_where_it_makes_no_sense_the_reason_goes_to_stderr(capsys: Any) -> None:
     assert etude("prompt", "mutate", "Write it.", "--mutation", "context-reduction") == 0
     printed = capsys.readouterr()
@@ -69,6 +76,9 @@ def test_where_it_makes_no_sense_the_reason_goes_to_stderr(capsys: Any) -> None:
     [
         (("x y z", "--mutation", "expand"), "did you mean 'expansion'"),
         (("x", "--mutation", "expansion", "--policy", "runs/a"), "give the one that decides"),
+        (("x", "--mutation", "expansion", "--diff", "--json"), "give the one that is to be printed"),
+        (("x", "--diff"), "--diff is given without a mutation"),
+        (("x", "--model", "http://localhost:1/v1#m"), "--model is given without a mutation"),
         (("", "--mutation", "expansion"), "the prompt is empty"),
         (("[1]", "--chat"), "expected a JSON list of messages"),
         (("{", "--chat"), "expected a JSON list of messages"),

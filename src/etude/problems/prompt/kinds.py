@@ -1,14 +1,15 @@
 """What a prompt asks for: one of twelve kinds, with probabilities, from its verbs and nouns.
 
 Words are evidence with a weight, more where a request begins with them; a softmax makes probabilities of the sums. The
-words are English: a prompt in another language is mostly `other`, and its structure is read all the same.
+words are English: a prompt in another language is mostly `other`, and its structure is read all the same. A text is
+read once, word by word, and at each word only what can begin with it is tried.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 KINDS = (
@@ -33,133 +34,245 @@ PRIOR = {"other": 1.0}
 SHARPNESS = 1.2
 FIRST = 1.6
 """Factor for evidence at the beginning of a sentence or line, where the request is."""
+MAX_COUNT = 4
+"""Repeated more often, evidence does not weigh more."""
+WORD = re.compile(r"\w+")
+NUMBER = "0"
+"""Stands for any number among the words of evidence."""
 FENCE = re.compile(r"^[ \t]*(```+|~~~+).*?^[ \t]*\1[ \t]*$|`[^`\n]+`", re.M | re.S)
 
-EVIDENCE: Mapping[str, tuple[tuple[float, str], ...]] = {
+THING_OF_CODE = (
+    r"\b[^.\n]{0,60}\b(?:functions?|class(?:es)?|scripts?|code|programs?|apis?|endpoints?|components?|quer(?:y|ies)|"
+    r"regex(?:es)?|unit tests?|tests?|bugs?|modules?|hooks?|middleware|schemas?|migrations?|apps?|cli|algorithms?|"
+    r"selectors?|pages?|servers?|routes?|dockerfile|parsers?|methods?|stylesheets?)"
+)
+THING_TO_READ = (
+    r"\b[^.\n]{0,60}\b(?:emails?|letters?|blog(?: posts?)?|articles?|essays?|stor(?:y|ies)|poems?|tweets?|posts?|"
+    r"captions?|headlines?|copy|descriptions?|slogans?|taglines?|speech(?:es)?|reviews?|bios?|paragraphs?|"
+    r"scripts? for|newsletters?|announcements?|press release|cover letter|landing page|wording|tone|sentences?|"
+    r"haiku|song|dialogue|scene|reply|release notes|microcopy|text|titles?|invitation|toast)"
+)
+PLAN = (
+    r"\b[^.\n]{0,60}\b(?:plan|roadmap|schedule|itinerary|strategy|timeline|agenda|curriculum|checklist|syllabus|"
+    r"budget|backlog|routine)s?"
+)
+EVIDENCE: Mapping[str, tuple[tuple[float, Mapping[str, str]], ...]] = {
     "code": (
         (
             2.5,
-            r"(write|implement|create|build|code|refactor|debug|fix|optimi[sz]e|port|review|add|generate|develop|"
-            r"make)"
-            r"\b[^.\n]{0,60}\b(functions?|class(?:es)?|scripts?|code|programs?|apis?|endpoints?|components?|"
-            r"quer(?:y|ies)|"
-            r"regex(?:es)?|unit tests?|tests?|bugs?|modules?|hooks?|middleware|schemas?|migrations?|apps?|cli|"
-            r"algorithms?|selectors?|pages?|servers?|routes?|dockerfile|queries|parsers?|methods?|stylesheets?)",
+            {
+                "write implement create build code refactor debug fix optimise optimize port review add generate "
+                "develop make": THING_OF_CODE
+            },
         ),
         (
             1.5,
-            r"(python|javascript|typescript|react|vue|svelte|next\.?js|node(?:\.?js)?|sql|java|c\+\+|rust|golang|php|"
-            r"ruby|bash|html|css|tailwind|django|flask|fastapi|express|postgres(?:ql)?|kotlin|swift|docker|git)",
+            {
+                "python javascript typescript react vue svelte nextjs node nodejs sql java rust golang php ruby bash "
+                "html css tailwind django flask fastapi express postgres postgresql kotlin swift docker git": "",
+                "next": r"\.js",
+                "c": r"\+\+",
+            },
         ),
         (
             1.2,
-            r"(stack ?trace|traceback|exception|compil(?:e|er|es)|type ?errors?|null pointer|refactor\w*|debug\w*|"
-            r"pull request|codebase|repository|source code|senior (?:software|frontend|backend|web) \w+)",
+            {
+                "stacktrace traceback exception compile compiler compiles typeerror typeerrors codebase repository "
+                "refactor refactors refactored refactoring debug debugs debugged debugging debugger": "",
+                "stack": " trace",
+                "type": " errors?",
+                "null": " pointer",
+                "pull": " request",
+                "source": " code",
+                "senior": r" (?:software|frontend|backend|web) \w+",
+            },
         ),
-        (0.8, r"(functions?|code|bugs?|class|array|async|variables?|typescript types)"),
+        (0.8, {"function functions code bug bugs class array async variable variables": "", "typescript": " types"}),
     ),
     "writing": (
         (
             2.5,
-            r"(write|draft|compose|create|generate|craft|rewrite|rephrase|reword|improve|edit|polish|proofread|make)"
-            r"\b[^.\n]{0,60}\b(emails?|letters?|blog(?: posts?)?|articles?|essays?|stor(?:y|ies)|poems?|tweets?|"
-            r"posts?|"
-            r"captions?|headlines?|copy|descriptions?|slogans?|taglines?|speech(?:es)?|reviews?|bios?|paragraphs?|"
-            r"scripts? for|newsletters?|announcements?|press release|cover letter|landing page|wording|tone|"
-            r"sentences?|"
-            r"haiku|song|dialogue|scene|reply|release notes|microcopy|text|titles?|invitation|toast)",
+            {
+                "write draft compose create generate craft rewrite rephrase reword improve edit polish proofread "
+                "make": THING_TO_READ
+            },
         ),
-        (1.2, r"(copywriter|storyteller|novelist|ghost ?writer|editor|marketing copy|brand voice|seo)"),
-        (1.0, r"(proofread|rephrase|reword|rewrite|draft|compose)"),
-        (0.5, r"(tone|audience|readers?|catchy|engaging|persuasive)"),
+        (
+            1.2,
+            {
+                "copywriter storyteller novelist ghostwriter editor seo": "",
+                "ghost": " writer",
+                "marketing": " copy",
+                "brand": " voice",
+            },
+        ),
+        (1.0, {"proofread rephrase reword rewrite draft compose": ""}),
+        (0.5, {"tone audience reader readers catchy engaging persuasive": ""}),
     ),
     "summary": (
         (
             3.2,
-            r"(summari[sz]e|summary|tl;?dr|condense|key (?:points|takeaways)|recap|digest|abridge|boil down|"
-            r"in a nutshell|executive summary|meeting notes|main points)",
+            {
+                "summarise summarize summary tldr condense recap digest abridge": "",
+                "tl": ";dr",
+                "key": " (?:points|takeaways)",
+                "boil": " down",
+                "in": " a nutshell",
+                "executive": " summary",
+                "meeting": " notes",
+                "main": " points",
+            },
         ),
     ),
     "translation": (
         (
             3.5,
-            r"(translat(?:e|es|ed|ion|or|ing)|locali[sz]e|locali[sz]ation|into (?:english|french|german|spanish|"
-            r"italian|"
-            r"japanese|chinese|portuguese|dutch|polish|russian|arabic|korean|turkish|swedish|hindi))",
+            {
+                "translate translates translated translation translator translating localise localize localisation "
+                "localization": "",
+                "into": " (?:english|french|german|spanish|italian|japanese|chinese|portuguese|dutch|polish|russian|"
+                "arabic|korean|turkish|swedish|hindi)",
+            },
         ),
     ),
     "analysis": (
         (
             2.4,
-            r"(analy[sz]e|analysis|evaluate|assess|compare|contrast|critique|examine|investigate|review|audit|"
-            r"diagnose|"
-            r"pros and cons|trade-?offs|root cause|swot|interpret|recommend(?:ation)?s?|strengths and weaknesses)",
+            {
+                "analyse analyze analysis evaluate assess compare contrast critique examine investigate review audit "
+                "diagnose tradeoff tradeoffs swot interpret recommend recommends recommendation recommendations": "",
+                "pros": " and cons",
+                "trade": "-offs?",
+                "root": " cause",
+                "strengths": " and weaknesses",
+            },
         ),
-        (0.8, r"(trends?|insights?|data ?set|metrics|survey|risks?|competitors?|performance|churn)"),
+        (
+            0.8,
+            {
+                "trend trends insight insights dataset metrics survey risk risks competitor competitors performance "
+                "churn": "",
+                "data": " set",
+            },
+        ),
     ),
     "question answering": (
-        (2.0, r"(what|why|when|where|who|which|how (?:do|does|did|can|is|are|many|much|long|to))\b[^.\n]{0,200}\?"),
+        (
+            2.0,
+            {
+                "what why when where who which": r"\b[^.\n]{0,200}\?",
+                "how": r" (?:do|does|did|can|is|are|many|much|long|to)\b[^.\n]{0,200}\?",
+            },
+        ),
         (
             2.2,
-            r"(answer\b[^.\n]{0,30}\bquestions?|using (?:only )?the (?:context|documents?|passages?)|"
-            r"based (?:only )?on the (?:context|documents?|following|passages?)|given the (?:context|passage)|"
-            r"knowledge base|retrieved|faq)",
+            {
+                "retrieved faq": "",
+                "answer": r"\b[^.\n]{0,30}\bquestions?",
+                "using": " (?:only )?the (?:context|documents?|passages?)",
+                "based": " (?:only )?on the (?:context|documents?|following|passages?)",
+                "given": " the (?:context|passage)",
+                "knowledge": " base",
+            },
         ),
-        (1.2, r"(explain|define|describe|what is|difference between|tell me)"),
-        (1.2, r"(context|question|answer)\s*:"),
+        (1.2, {"explain define describe": "", "what": " is", "difference": " between", "tell": " me"}),
+        (1.2, {"context question answer": r"\s*:"}),
     ),
     "extraction": (
         (
             3.2,
-            r"(extract|pull out|parse|identify all|find all|list all|collect all|scrape|named entit(?:y|ies)|"
-            r"fill (?:in )?the (?:fields|schema)|structured data|convert\b[^.\n]{0,40}\bto (?:json|csv|yaml|a "
-            r"table))",
+            {
+                "extract parse scrape": "",
+                "pull": " out",
+                "identify find list collect": " all",
+                "named": " entit(?:y|ies)",
+                "fill": " (?:in )?the (?:fields|schema)",
+                "structured": " data",
+                "convert": r"\b[^.\n]{0,40}\bto (?:json|csv|yaml|a table)",
+            },
         ),
-        (0.9, r"(fields?|entities|key-?value|invoice|receipt|resume|schema)"),
+        (0.9, {"field fields entities keyvalue invoice receipt resume schema": "", "key": "-value"}),
     ),
     "classification": (
         (
             3.4,
-            r"(classify|categori[sz]e|label (?:the|each|this)|sentiment|assign\b[^.\n]{0,40}\b(?:category|label|"
-            r"tag|class)|"
-            r"which (?:category|class|label)|is (?:this|it|the following) (?:spam|toxic|positive)|tag (?:the|each|"
-            r"this)|"
-            r"moderat(?:e|ion)|detect (?:the )?(?:intent|language|sentiment)|route (?:the|each|this))",
+            {
+                "classify categorise categorize sentiment moderate moderation": "",
+                "label tag route": " (?:the|each|this)",
+                "assign": r"\b[^.\n]{0,40}\b(?:category|label|tag|class)",
+                "which": " (?:category|class|label)",
+                "is": " (?:this|it|the following) (?:spam|toxic|positive)",
+                "detect": " (?:the )?(?:intent|language|sentiment)",
+            },
         ),
-        (1.0, r"(categories|labels?|positive|negative|neutral|spam|intent|one of the following)"),
+        (1.0, {"categories label labels positive negative neutral spam intent": "", "one": " of the following"}),
     ),
     "planning": (
         (
             2.8,
-            r"((?:plan|organi[sz]e|schedule|outline) (?:a|an|my|our|the|me|for)\b|(?:make|create|write|design|"
-            r"develop|build|"
-            r"draft|give me|propose|prepare)\b[^.\n]{0,60}\b(?:plan|roadmap|schedule|itinerary|strategy|timeline|"
-            r"agenda|"
-            r"curriculum|checklist|syllabus|budget|backlog|routine)s?)",
+            {
+                "plan organise organize schedule outline": " (?:a|an|my|our|the|me|for)",
+                "make create write design develop build draft propose prepare": PLAN,
+                "give": f" me{PLAN}",
+            },
         ),
-        (1.0, r"(milestones?|deadlines?|week \w+|itinerary|roadmap|sprint|agenda|workout|meal plan|steps to)"),
+        (
+            1.0,
+            {
+                "milestone milestones deadline deadlines itinerary roadmap sprint agenda workout": "",
+                "week": r" \w+",
+                "meal": " plan",
+                "steps": " to",
+            },
+        ),
     ),
     "conversation": (
         (
             2.4,
-            r"(you are (?:a|an|the)\b[^.\n]{0,80}\b(?:assistant|chat ?bot|support agent|agent|concierge|companion|"
-            r"coach|"
-            r"tutor|receptionist|representative|bot)|act as|role-?play|pretend (?:to be|you)|customer support|"
-            r"talk (?:to|with)|chat with|greet|respond to (?:the )?(?:user|customer)s?)",
+            {
+                "roleplay greet": "",
+                "you": r" are (?:a|an|the)\b[^.\n]{0,80}\b(?:assistant|chat ?bot|support agent|agent|concierge|"
+                "companion|coach|tutor|receptionist|representative|bot)",
+                "act": " as",
+                "role": "-play",
+                "pretend": " (?:to be|you)",
+                "customer": " support",
+                "talk": " (?:to|with)",
+                "chat": " with",
+                "respond": " to (?:the )?(?:user|customer)s?",
+            },
         ),
-        (0.9, r"(users?|customers?|conversation|friendly|empathetic|polite(?:ly)?|escalate|helpful)"),
+        (
+            0.9,
+            {"user users customer customers conversation friendly empathetic polite politely escalate helpful": ""},
+        ),
     ),
     "maths": (
         (
             2.8,
-            r"(solve|calculate|compute|prove|differentiate|integrate|derive|factori[sz]e|simplify)"
-            r"\b[^.\n]{0,80}(?:\d|\bequations?|\bintegrals?|\bderivatives?|\btheorem|\bprobability|\bmatrix|\bsum|"
-            r"\bpercent\w*|\binterest|\barea|\bexpression|\bproblem|=)",
+            {
+                "solve calculate compute prove differentiate integrate derive factorise factorize simplify": (
+                    r"\b[^.\n]{0,80}(?:\d|\bequations?|\bintegrals?|\bderivatives?|\btheorem|\bprobability|\bmatrix|"
+                    r"\bsum|\bpercent\w*|\binterest|\barea|\bexpression|\bproblem|=)"
+                )
+            },
         ),
-        (2.0, r"(how many\b[^.\n]{0,120}\d|\d+\s*[-+*/×^=]\s*\d+|\b[xyn]\s*[\^=+*/-]\s*\d|equations?|theorem|proof)"),
-        (0.9, r"(probability|percent(?:age)?|average|mean|variance|integer|prime|geometry|algebra|calculus)"),
+        (
+            2.0,
+            {
+                "equation equations theorem proof": "",
+                "how": r" many\b[^.\n]{0,120}\d",
+                NUMBER: r"\s*[-+*/×^=]\s*\d+",
+                "x y n": r"\s*[\^=+*/-]\s*\d",
+            },
+        ),
+        (
+            0.9,
+            {"probability percent percentage average mean variance integer prime geometry algebra calculus": ""},
+        ),
     ),
 }
+"""Per kind the rows of evidence: a weight, and words with a pattern of what follows them."""
 
 
 def kind_of(text: str) -> str:
@@ -177,34 +290,49 @@ def kind_probabilities(text: str) -> dict[str, float]:
 def _probabilities(text: str) -> tuple[float, ...]:
     if len(text) > MAX_CHARS:
         text = text[: MAX_CHARS // 2] + "\n" + text[-MAX_CHARS // 2 :]
-    words = FENCE.sub(" ", text).lower().replace("’", "'")
-    scores = [PRIOR.get(kind, 0.0) + _score(kind, words) for kind in KINDS]
-    top = max(scores)
-    weights = [math.exp(SHARPNESS * (score - top)) for score in scores]
+    if "`" in text or "~~~" in text:
+        text = FENCE.sub(" ", text)
+    scores = dict.fromkeys(KINDS, 0.0) | PRIOR
+    for kind, strength in _evidence(text.lower().replace("’", "'")):
+        scores[kind] += strength
+    top = max(scores.values())
+    weights = [math.exp(SHARPNESS * (score - top)) for score in scores.values()]
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def _score(kind: str, words: str) -> float:
-    return sum(_strength(weight, pattern, words) for weight, pattern in COMPILED.get(kind, ()))
+def _evidence(words: str) -> Iterator[tuple[str, float]]:
+    """Kinds with the strength of each row: once, more at the beginning of a sentence, a little more where repeated."""
+    counts, ends, first = [0] * len(ROWS), [0] * len(ROWS), [False] * len(ROWS)
+    for word in WORD.finditer(words):
+        for row, follows in AT_WORD.get(NUMBER if word[0].isdecimal() else word[0], ()):
+            found = follows.match(words, word.end()) if counts[row] < MAX_COUNT and word.start() >= ends[row] else None
+            if found:
+                counts[row] += 1
+                ends[row] = found.end()
+                first[row] = first[row] or _begins(words, word.start())
+    for (kind, weight), count, is_first in zip(ROWS, counts, first, strict=True):
+        if count:
+            yield kind, weight * (FIRST if is_first else 1.0) * (1 + 0.15 * (count - 1))
 
 
-def _strength(weight: float, pattern: re.Pattern[str], words: str) -> float:
-    """Evidence once, more at the beginning of a sentence, and a little more where it is repeated."""
-    count, first = 0, False
-    for match in pattern.finditer(words):
-        count += 1
-        first = (
-            first
-            or not words[max(0, match.start() - 24) : match.start()].strip()
-            or bool(STARTS.search(words[max(0, match.start() - 24) : match.start()]))
-        )
-        if count == 4:
-            break
-    return weight * (FIRST if first else 1.0) * (1 + 0.15 * (count - 1)) if count else 0.0
+def _begins(words: str, at: int) -> bool:
+    """Whether a request begins there."""
+    before = words[max(0, at - 24) : at]
+    return not before.strip() or STARTS.search(before) is not None
 
 
 STARTS = re.compile(r"(?:[.!?:\n][\s#>*\-\d.)\"'“]*|\b(?:please|to|and|then|must|should|you|will|now|task is)\s+)$")
-COMPILED = {
-    kind: tuple((weight, re.compile(rf"\b{pattern}(?!\w)")) for weight, pattern in rows)
-    for kind, rows in EVIDENCE.items()
-}
+ROWS = tuple((kind, weight) for kind, rows in EVIDENCE.items() for weight, _ in rows)
+
+
+def _at_word() -> dict[str, list[tuple[int, re.Pattern[str]]]]:
+    """By word the rows that it is evidence of, each with what has to follow."""
+    found: dict[str, list[tuple[int, re.Pattern[str]]]] = {}
+    for row, (_, evident) in enumerate(each for rows in EVIDENCE.values() for each in rows):
+        for words, follows in evident.items():
+            for word in words.split():
+                found.setdefault(word, []).append((row, re.compile(rf"(?:{follows})(?!\w)")))
+    return found
+
+
+AT_WORD = _at_word()

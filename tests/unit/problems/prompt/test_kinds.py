@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.problems.prompt.kinds import KINDS, kind_of, kind_probabilities
+from etude.problems.prompt.kinds import AT_WORD, KINDS, NUMBER, WORD, kind_of, kind_probabilities
 
 LABELLED = [
     ("Write a function that reverses a string.", "code"),
@@ -81,3 +81,20 @@ def test_code_in_a_fence_is_no_evidence() -> None:
 
 def test_the_end_of_a_long_prompt_counts() -> None:
     assert kind_of("lorem ipsum " * 5000 + "\n\nTranslate the text above into French.") == "translation"
+
+
+def test_evidence_is_by_words_that_a_text_in_lower_case_can_have() -> None:
+    assert all(WORD.fullmatch(word) and word == word.lower() for word in AT_WORD)
+    assert [word for word in AT_WORD if word.isdecimal()] == [NUMBER]
+
+
+def test_evidence_is_a_whole_word_and_what_follows_it() -> None:
+    assert kind_of("Debug my react page") == "code" != kind_of("Undebug my reactive pages")
+    assert kind_probabilities("Plan a trip")["planning"] > kind_probabilities("Planet a trip")["planning"]
+    assert kind_probabilities("what is 12 * 3")["maths"] > kind_probabilities("what is 12 or 3")["maths"]
+
+
+def test_repeated_evidence_counts_four_times_and_once_more_at_the_beginning() -> None:
+    much = [kind_probabilities("it is " + "classify " * count)["classification"] for count in (1, 4, 5, 50)]
+    assert much[0] < much[1] == much[2] == much[3]
+    assert kind_probabilities("classify it")["classification"] > much[0]

@@ -46,7 +46,10 @@ LISTED = re.compile(
     r"\s+(?P<items>[^,.:;()\n]{2,60}(?:,\s+(?!and\s)[^,.:;()\n]{2,60})+,?\s+and\s+[^,.:;()\n]{2,60})[.!]?$"
 )
 SEPARATOR = re.compile(r",\s+and\s+|,\s+|\s+and\s+")
-LINE_MARKER = re.compile(r"\n[ \t]*(?:[-+*>#|]|\d{1,9}[.)]|={2,}|~{3}|`{3})")
+DEFINITION = r"\[[^\[\]\n]+\]:"
+LINE_MARKER = re.compile(rf"\n[ \t]*(?:[-+*>#|]|\d{{1,9}}[.)]|={{2,}}|~{{3}}|`{{3}}|{DEFINITION})")
+BLOCK_MARKER = re.compile(rf"\s*(?:(?:[-+*]|#{{1,6}}|\d{{1,9}}[.)])[ \t]|>|~{{3}}|`{{3}}|{DEFINITION})")
+"""What is no prose at the beginning of a paragraph."""
 
 
 def plan(task: Task) -> tuple[Edit, ...] | str:
@@ -108,7 +111,7 @@ def _numbered_clauses(document: Document, lead: str) -> tuple[Edit, ...]:
         if not _may_become_list(document, number):
             continue
         steps = _steps(document, sentences(document, block))
-        if MIN_STEPS <= len(steps) <= MAX_STEPS and len(steps) > len(best):
+        if MIN_STEPS <= len(steps) <= MAX_STEPS and len(steps) > len(best) and _may_end(document, steps[-1][1]):
             best, chosen = steps, block
     return () if chosen is None else tuple(_as_list(document, chosen, best, lead))
 
@@ -127,6 +130,11 @@ def _may_become_list(document: Document, number: int) -> bool:
         and not LINE_MARKER.search(text)
         and not (document.has_template_blocks and ("{%" in text or "{{#" in text or document.depth(block.start) != 0))
     )
+
+
+def _may_end(document: Document, at: int) -> bool:
+    """Whether what follows there may be a paragraph of its own."""
+    return BLOCK_MARKER.match(document.text, at) is None
 
 
 def _steps(document: Document, found: Sequence[Sentence]) -> tuple[tuple[int, int], ...]:
@@ -207,7 +215,7 @@ def _numbered_parts(document: Document) -> tuple[Edit, ...]:
             continue
         for sentence in sentences(document, block):
             found = _listed(document, sentence) if sentence.verb else None
-            if found is not None:
+            if found is not None and _may_end(document, sentence.end):
                 return tuple(_parts(document, block, sentence, *found))
     return ()
 

@@ -1,7 +1,7 @@
 """A prompt as Markdown: its blocks with their positions in the text, and the spans that no mutation touches.
 
-markdown-it-py finds the blocks and the inline code, links and tags. It knows no templates and no front matter: tags
-such as <document> are read as text here, and placeholders are spans of their own.
+`markdown.py` finds the blocks and the inline code, links and tags. It knows no templates and no front matter:
+placeholders are spans of their own.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from markdown_it import MarkdownIt
-from markdown_it.common.html_blocks import block_names
-from markdown_it.rules_block import StateBlock
-from markdown_it.rules_block.html_block import html_block
-from markdown_it.rules_inline import StateInline, autolink, backtick, html_inline, image, link
 from markdown_it.token import Token
 
 from etude.contracts.errors import PromptError
+from etude.problems.prompt.mutations.inline import Content, Inline, inline_of
+from etude.problems.prompt.mutations.markdown import INLINE, LINE_END, block_tokens
 
 Kind = Literal[
     "paragraph",
@@ -42,7 +39,7 @@ PLACEHOLDER = re.compile(
     r"\{%-?.{0,400}?%\}"  # Jinja statements
     r"|\{#.{0,400}?#\}"  # Jinja comments
     r"|\{\{\{?.{0,400}?\}\}\}?"  # Jinja, Mustache, Handlebars
-    r"|[$@#]\{[^{}\n]{1,200}\}"  # JavaScript, shell, Ruby
+    r"|\$\{[^{}\n]{1,200}\}|@\{[^{}\n]{1,200}\}|#\{[^{}\n]{1,200}\}"  # JavaScript, shell, Ruby
     r"|\{[A-Za-z_][\w.\-\[\]]{0,80}(?:![rsa])?(?::[^{}\n]{0,20})?\}|\{\d{0,3}\}"  # Python's format
     r"|</?[A-Za-z_][\w.:\-]{0,80}(?:\s[^<>\n]{0,200})?/?>"  # tags, <name>
     r"|<<[A-Za-z_][\w ]{0,40}>>"
@@ -52,21 +49,20 @@ PLACEHOLDER = re.compile(
     r"|__[A-Z][A-Z0-9_]+__",
     re.S,
 )
+"""Each kind begins with a character, not with a class of them: so re skips to the next of these characters."""
 NUMBER = re.compile(r"\d+(?:[.,:/\-]\d+)*")
-URL = re.compile(r"\b(?:https?|ftp)://[^\s<>\"'`)\]}]+|\bwww\.[^\s<>\"'`)\]}]+|(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]*\w")
-LINE_END = re.compile(r"\r\n?|\n")
+_ADDRESS = r"[^\s<>\"'`)\]}]+"
+URL = re.compile(rf"h(?<!\wh)ttps?://{_ADDRESS}|f(?<!\wf)tp://{_ADDRESS}|w(?<!\ww)ww\.{_ADDRESS}")
+"""As whole words; looking back after the first letter leaves re a letter to skip to."""
+MAIL_DOMAIN = re.compile(r"@[\w-]+\.[\w.-]*\w")
+MAIL_NAME = re.compile(r"(?<![\w.+-])[\w.+-]+\Z")
+MAX_MAIL_NAME = 64
 FRONT_MATTER = re.compile(
     r"\A---[ \t]*(?:\r\n|\r|\n)(?=[\w\-]+[ \t]*:)(?:[^\r\n]*(?:\r\n|\r|\n))+?(?:---|\.\.\.)[ \t]*(?:\r\n|\r|\n|\Z)"
 )
 MARKER = re.compile(r"[ \t]*(?:[-+*]|\d{1,9}[.)])(?=[ \t]|$|[\r\n])[ \t]*")
 OPENS = re.compile(r"\{%-?\s*(?:if|for|block|macro|call|filter|with|raw|autoescape)\b|\{%-?\s*set\s+\w+\s*-?%|\{\{[#^]")
 CLOSES = re.compile(r"\{%-?\s*end\w*|\{\{/")
-INLINE = re.compile(r"[`\[<]")
-"""Without one of these there is no inline code, link or tag."""
-TAG = re.compile(r"</?([A-Za-z][\w.:-]*)")
-HTML_TAGS = frozenset(
-    {*block_names, "pre", "script", "style", "textarea", "img", "br", "a", "b", "i", "kbd", "sub", "sup"}
-)
 KINDS: dict[str, Kind] = {
     "paragraph_open": "paragraph",
     "heading_open": "heading",
@@ -78,13 +74,6 @@ KINDS: dict[str, Kind] = {
     "hr": "rule",
 }
 QUOTED = ("quote", "table", "html", "front matter", "reference")
-INLINE_RULES = {
-    "backticks": backtick,
-    "link": link,
-    "image": image,
-    "autolink": autolink,
-    "html_inline": html_inline,
-}
 CACHED_CHARS = 20_000
 """Longer texts are parsed again, so that the cache stays small."""
 
@@ -120,20 +109,66 @@ class Inventory:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A parsed text."""
+    """A parsed text. Its blocks are there; what is in its paragraphs is read when it is asked for."""
 
     text: str
     blocks: tuple[Block, ...]
     """The blocks at the top level."""
-    spans: tuple[tuple[int, int], ...]
-    """Inline code, links, tags and placeholders, merged and in order."""
-    inventory: Inventory
-    newline: str = field(default="\n")
+    contents: tuple[Content, ...] = field(repr=False)
+    """Where inline code, links and tags may be, in order."""
+    code: tuple[tuple[int, str], ...] = field(repr=False)
+    """Code blocks, each with its position, language first."""
+    references: Mapping[str, Any] = field(repr=False)
+    """Definitions of links."""
+    newline: str = "\n"
+    _inline: dict[Content, Inline] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def inline(self, content: Content) -> Inline:
+        """Read once, when it is asked for."""
+        if content not in self._inline:
+            self._inline[content] = inline_of(self.text, content, self.references)
+        return self._inline[content]
+
+    @cached_property
+    def names(self) -> tuple[tuple[int, int], ...]:
+        """Where placeholders and addresses are, merged and in order."""
+        return _merged([*(match.span() for match in PLACEHOLDER.finditer(self.text)), *addresses(self.text)])
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        text, inline = self.text, [self.inline(content) for content in self.contents]
+        links = [each["href"] for each in self.references.values()]
+        links += [text[start:end] for start, end in addresses(text)]
+        return Inventory(
+            placeholders=Counter(PLACEHOLDER.findall(text)),
+            code=Counter([*(code for _, code in self.code), *(code for each in inline for code in each.code)]),
+            links=Counter([*links, *(link for each in inline for link in each.links)]),
+            numbers=Counter(NUMBER.findall(text)),
+            quoted=Counter(" ".join(self.of(block).split()) for block in self.leaves if block.kind in QUOTED),
+        )
+
+    @cached_property
+    def has_quotes(self) -> bool:
+        """Whether it has code or quoted material."""
+        return (
+            bool(self.code)
+            or any(block.kind in QUOTED for block in self.leaves)
+            or any(self.inline(content).code for content in self.contents)
+        )
 
     def touches(self, start: int, end: int) -> bool:
-        """Whether a protected span overlaps that range."""
-        at = bisect_right(self.spans, (end - 1, len(self.text) + 1)) - 1
-        return start < end and at >= 0 and self.spans[at][1] > start
+        """Whether inline code, a link, a tag, an address or a placeholder overlaps that range."""
+        if start >= end:
+            return False
+        at = bisect_right(self.names, (end - 1, len(self.text) + 1)) - 1
+        if at >= 0 and self.names[at][1] > start:
+            return True
+        at = bisect_right(self.contents, end - 1, key=lambda content: content.lines[0][0]) - 1
+        while at >= 0 and self.contents[at].lines[-1][1] > start:
+            if any(first < end and last > start for first, last in self.inline(self.contents[at]).spans):
+                return True
+            at -= 1
+        return False
 
     def of(self, block: Block) -> str:
         return self.text[block.start : block.end]
@@ -147,6 +182,11 @@ class Document:
     def prose(self) -> str:
         """The author's own words: paragraphs and headings, one per line, without code, quotes and tables."""
         return "\n".join(self.of(block) for block in self.leaves if block.kind in ("paragraph", "heading"))
+
+    @cached_property
+    def lower(self) -> str:
+        """The text in lower case with straight apostrophes, every character at its position."""
+        return self.text.replace("İ", "i").replace("’", "'").lower()
 
     @cached_property
     def lowered(self) -> str:
@@ -172,35 +212,37 @@ def parse(text: str) -> Document:
 def _parse(text: str) -> Document:
     front = FRONT_MATTER.match(text)
     offset = front.end() if front else 0
-    body = text[offset:]
-    lines = _Lines(body, offset)
+    lines = _Lines(text, offset)
     env: dict[str, Any] = {}
-    tokens = BLOCKS.parse(body, env)
+    tokens = block_tokens(text[offset:], env)
     _check_fences(tokens, lines, text)
     blocks = _Reader(text, tokens, lines).blocks(0, len(lines.starts), offset)
     if front:
         blocks = (Block(kind="front matter", start=0, end=len(text[:offset].rstrip())), *blocks)
-    inline = _Inline(text, tokens, lines, env)
-    spans = [*inline.spans, *(match.span() for match in PLACEHOLDER.finditer(text))]
     return Document(
         text=text,
         blocks=blocks,
-        spans=_merged([*spans, *(match.span() for match in URL.finditer(text))]),
-        inventory=_inventory(text, blocks, tokens, inline),
-        newline="\r\n" if "\r\n" in text else "\n",
+        contents=tuple(_contents(tokens, lines)),
+        code=tuple(_code(tokens, lines)),
+        references=env.get("references", {}),
+        newline=newline_of(text),
     )
 
 
 _cached = lru_cache(maxsize=256)(_parse)
 
 
+def newline_of(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
 class _Lines:
     """Line numbers to positions in the whole text."""
 
-    def __init__(self, body: str, offset: int) -> None:
-        ends = [match.span() for match in LINE_END.finditer(body)]
-        self.starts = [offset, *(offset + end for _, end in ends)]
-        self.ends = [*(offset + start for start, _ in ends), offset + len(body)]
+    def __init__(self, text: str, offset: int) -> None:
+        ends = [match.span() for match in LINE_END.finditer(text, offset)]
+        self.starts = [offset, *(end for _, end in ends)]
+        self.ends = [*(start for start, _ in ends), len(text)]
 
 
 def _check_fences(tokens: Sequence[Token], lines: _Lines, text: str) -> None:
@@ -289,57 +331,27 @@ class _Reader:
         return [Block(kind="reference", start=start, end=end)] if start < end else []
 
 
-class _Inline:
-    """Spans of inline code, links and tags, from the rules of markdown-it-py, which give tokens no positions."""
-
-    def __init__(self, text: str, tokens: Sequence[Token], lines: _Lines, env: dict[str, Any]) -> None:
-        self.spans: list[tuple[int, int]] = []
-        self.code: list[str] = []
-        self.links: list[str] = [each["href"] for each in env.get("references", {}).values()]
-        for token in tokens:
-            if token.type != "inline" or token.map is None or not INLINE.search(token.content):
-                continue
-            within: dict[str, Any] = {**env, "source": token.content, "spans": []}
-            children: list[Token] = []
-            BLOCKS.inline.parse(token.content, BLOCKS, within, children)
-            self.read(children)
-            if within["spans"]:
-                to_text = _positions(text, token, lines)
-                self.spans += [(to_text(start), to_text(end - 1) + 1) for start, end in within["spans"]]
-
-    def read(self, children: Sequence[Token]) -> None:
-        for child in children:
-            if child.type == "code_inline":
-                self.code.append(child.content)
-            elif child.type in ("link_open", "image"):
-                self.links.append(str(child.attrs.get("href") or child.attrs.get("src")))
-                self.read(child.children or ())
+def _contents(tokens: Sequence[Token], lines: _Lines) -> Iterator[Content]:
+    for token in tokens:
+        if token.type == "inline" and token.map is not None and INLINE.search(token.content):
+            first, after = token.map
+            yield Content(token.content, tuple(zip(lines.starts[first:after], lines.ends[first:after], strict=True)))
 
 
-def _positions(text: str, token: Token, lines: _Lines) -> Callable[[int], int]:
-    """From positions in the content of a paragraph to positions in the text."""
-    assert token.map is not None
-    inside, outside, at = [], [], 0
-    for number, line in enumerate(token.content.split("\n"), start=token.map[0]):
-        start, end = lines.starts[number], lines.ends[number]
-        # Content is what follows markers and indentation, so it is found from the right.
-        place = text.rfind(line.strip(), start, end)
-        inside.append(at)
-        outside.append(max(start, place) - (len(line) - len(line.lstrip())))
-        at += len(line) + 1
-    return lambda position: outside[(row := bisect_right(inside, position) - 1)] + position - inside[row]
+def _code(tokens: Sequence[Token], lines: _Lines) -> Iterator[tuple[int, str]]:
+    for token in tokens:
+        if token.type in ("fence", "code_block") and token.map is not None:
+            yield lines.starts[token.map[0]], f"{token.info.strip()}\n{token.content}"
 
 
-def _inventory(text: str, blocks: Sequence[Block], tokens: Sequence[Token], inline: _Inline) -> Inventory:
-    quoted = [block for block in _leaves(blocks) if block.kind in QUOTED]
-    code = [token.info.strip() + "\n" + token.content for token in tokens if token.type in ("fence", "code_block")]
-    return Inventory(
-        placeholders=Counter(PLACEHOLDER.findall(text)),
-        code=Counter([*code, *inline.code]),
-        links=Counter([*inline.links, *URL.findall(text)]),
-        numbers=Counter(NUMBER.findall(text)),
-        quoted=Counter(" ".join(text[block.start : block.end].split()) for block in quoted),
-    )
+def addresses(text: str) -> list[tuple[int, int]]:
+    """Where addresses of pages and of people are."""
+    found = [match.span() for match in URL.finditer(text)]
+    for domain in MAIL_DOMAIN.finditer(text):
+        name = MAIL_NAME.search(text, max(0, domain.start() - MAX_MAIL_NAME), domain.start())
+        if name is not None and not any(start <= name.start() < end for start, end in found):
+            found.append((name.start(), domain.end()))
+    return found
 
 
 def _leaves(blocks: Sequence[Block]) -> Iterator[Block]:
@@ -358,34 +370,3 @@ def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         elif start < end:
             found.append((start, end))
     return tuple(found)
-
-
-def _parser() -> MarkdownIt:
-    made = MarkdownIt("commonmark").enable("table").disable("inline")
-    made.block.ruler.at("html_block", _html_block, {"alt": ["paragraph", "reference", "blockquote"]})
-    for name in ("backticks", "link", "image", "autolink", "html_inline"):
-        made.inline.ruler.at(name, _recorded(INLINE_RULES[name]))
-    return made
-
-
-def _html_block(state: StateBlock, first: int, after: int, silent: bool) -> bool:
-    """As CommonMark, for tags of HTML alone: <document> begins text."""
-    start = state.bMarks[first] + state.tShift[first]
-    name = TAG.match(state.src, start)
-    if name and name[1].lower() not in HTML_TAGS:
-        return False
-    return html_block(state, first, after, silent)
-
-
-def _recorded(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    def recorded(state: StateInline, silent: bool) -> bool:
-        start = state.pos
-        matched = rule(state, silent)
-        if matched and not silent and state.src is state.env.get("source"):
-            state.env["spans"].append((start, state.pos))
-        return matched
-
-    return recorded
-
-
-BLOCKS = _parser()

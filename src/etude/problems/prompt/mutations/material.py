@@ -21,14 +21,12 @@ VERBS = (
 )
 WITH_COLON = re.compile(
     rf"(?:\b(?:following|below|this|these|the|my|our|an?)\b[^.:\n]{{0,40}}\b(?:{NOUNS})\b[^.:\n]{{0,40}}"
-    rf"|\b(?:{VERBS})\b[^.:\n]{{0,80}}|^\W{{0,4}}(?:{NOUNS})\b[^.:\n]{{0,30}}):",
-    re.I | re.M,
+    rf"|\b(?:{VERBS})\b[^.:\n]{{0,80}}|^\W{{0,4}}(?:{NOUNS})\b[^.:\n]{{0,30}}):"
 )
-"""`Translate the following text:` and `Input:`: everything after it is material."""
+"""`Translate the following text:` and `Input:`, in a line in lower case: everything after it is material."""
 WITHOUT_COLON = re.compile(
     rf"\b(?:{VERBS})\b[^.:\n]{{0,40}}\b(?:this|these|the following|below|my|it)\b|\b(?:{NOUNS}) (?:below|is below|"
-    rf"follows)\b",
-    re.I,
+    rf"follows)\b"
 )
 """`Proofread my letter`: the blocks after it may be material."""
 TAG = re.compile(r"<(?!/)([A-Za-z_][\w-]*)[^<>\n]{0,80}>")
@@ -51,14 +49,17 @@ def material_start(document: Document) -> int:
 
 def _in_block(document: Document, number: int) -> int:
     block = document.blocks[number]
-    text = document.of(block)
     places = [len(document.text)]
-    colon = WITH_COLON.search(text)
-    if colon:
-        places.append(block.start + colon.end())
-    tag = next((tag for tag in TAG.finditer(text) if tag[1].lower() not in INSTRUCTING_TAGS), None)
+    line = block.start
+    for each in document.lower[block.start : block.end].split("\n"):
+        colon = WITH_COLON.search(each) if ":" in each else None
+        if colon:
+            places.append(line + colon.end())
+            break
+        line += len(each) + 1
+    tag = next((tag for tag in TAG.finditer(document.of(block)) if tag[1].lower() not in INSTRUCTING_TAGS), None)
     if tag:
         places.append(block.start + tag.start())
-    if WITHOUT_COLON.search(text):
+    if WITHOUT_COLON.search(document.lower[block.start : block.end]):
         places.append(block.end)
     return min(places)

@@ -1,4 +1,7 @@
-"""What a request can do without: greetings, thanks, small talk, the wrapping of a question, words that say nothing."""
+"""What a request can do without: greetings, thanks, small talk, the wrapping of a question, words that say nothing.
+
+All patterns are for text in lower case.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ SMALL_TALK = re.compile(
         )
     )
 )
-"""Whole sentences in lower case, without their end mark, that say nothing about the task."""
+"""Whole sentences, without their end mark, that say nothing about the task."""
 
 POLITE = re.compile(r"\b(?:please|kindly|thanks|thank you)\b")
 """What makes no difference between two sentences."""
@@ -56,8 +59,7 @@ REQUEST = re.compile(
     rf"|i(?: would|'d)? (?:really )?(?:like|love|want|need) you to {KINDLY}(?=(?P<wanted>[a-z]+)\b)"
     rf"|i (?:was |am )?wondering (?:if|whether) you (?:could|can|would|might) {KINDLY}(?=(?P<wondered>[a-z]+)\b)"
     rf"|(?:it would be {GREAT}|i(?:'d| would) (?:really )?appreciate it|i(?:'d| would) be {VERY}?grateful)"
-    rf" if you (?:could|can|would) {KINDLY}(?=(?P<liked>[a-z]+)\b)",
-    re.I,
+    rf" if you (?:could|can|would) {KINDLY}(?=(?P<liked>[a-z]+)\b)"
 )
 """The wrapping of a request; a verb follows."""
 NO_TASKS = words("know feel understand imagine see notice remember be have like want wait stop")
@@ -80,16 +82,14 @@ OPENER = re.compile(
             r"(?:it should be noted|i (?:would|'d) like to (?:point out|mention|add|note)|i just want to say) that\s+",
         )
     )
-    + r")(?=[a-z{\"“])",
-    re.I,
+    + r")(?=[a-z{\"“])"
 )
 """What a sentence can begin without."""
 
 CLOSER = re.compile(
     r",?\s+(?:please|thanks|thank you|thanks in advance|thank you in advance|thanks a lot|for me please|"
     r"if you don't mind|if that's ok(?:ay)?(?: with you)?|if it's not too much trouble|if that makes sense|"
-    r"at your earliest convenience)(?=[.!?]*$)",
-    re.I,
+    r"at your earliest convenience)(?=[.!?]*$)"
 )
 """What a sentence can end without."""
 
@@ -122,7 +122,6 @@ SHORTER = {
 }
 FILLER = re.compile(
     rf"\b(?:{'|'.join(SHORTER)})\b"
-    r"|(?<=[a-z,] )(?:basically|kindly) (?=[a-z])|(?<=, )(?:please )?note that (?=[a-z])|(?<=, )please (?=[a-z])",
-    re.I,
+    r"|(?<=[a-z,] )(?:basically|kindly) (?=[a-z])|(?<=, )(?:please )?note that (?=[a-z])|(?<=, )please (?=[a-z])"
 )
 """What can be said in fewer words, or not at all, anywhere in a sentence."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from etude.problems.prompt.mutations.document import Block, Document, parse
+from etude.problems.prompt.mutations.document import Block, Document
 from etude.problems.prompt.mutations.edits import Edit, Pieces
 from etude.problems.prompt.mutations.material import material_start
+from etude.problems.prompt.mutations.patches import patched
 from etude.problems.prompt.mutations.politeness import (
     CLOSER,
     FILLER,
@@ -56,7 +57,7 @@ def _reduced(each: Text, document: Document) -> tuple[Edit, ...]:
     pieces = Pieces(document.text)
     for _ in range(MAX_ROUNDS):
         pieces.apply(edits)
-        document = parse(pieces.text)
+        document = patched(document, pieces.text, edits)
         edits = tuple(_round(document))
         if not edits:
             break
@@ -116,16 +117,17 @@ def _paragraph(document: Document, block: Block, seen: set[str], ends: int) -> t
 
 def _is_unneeded(document: Document, sentence: Sentence, seen: set[str]) -> bool:
     """Small talk, or what was said before word by word."""
-    text = document.text[sentence.start : sentence.end]
-    key = " ".join(POLITE.sub(" ", text.lower().replace("’", "'")).split()).strip(" ,.!?;:\"“”'")
+    text, lower = (each[sentence.start : sentence.end] for each in (document.text, document.lower))
+    key = " ".join(POLITE.sub(" ", lower).split()).strip(" ,.!?;:\"“”'")
     is_repeated = key in seen and len(key) >= MIN_REPEATED
     seen.add(key)
-    if not PLAIN.fullmatch(text) or document.touches(sentence.start, sentence.end) or '"' in text or "“" in text:
-        return False
     if is_repeated:
-        return not text.endswith(":")
-    said = " ".join(text.lower().replace("’", "'").split()).rstrip(".!?,;: ")
-    return SMALL_TALK.fullmatch(said) is not None and NAME_INSIDE.search(text) is None
+        is_unneeded = not text.endswith(":")
+    else:
+        is_small_talk = SMALL_TALK.fullmatch(" ".join(lower.split()).rstrip(".!?,;: ")) is not None
+        is_unneeded = is_small_talk and NAME_INSIDE.search(text) is None
+    is_plain = is_unneeded and PLAIN.fullmatch(text) is not None and '"' not in text and "“" not in text
+    return is_plain and not document.touches(sentence.start, sentence.end)
 
 
 def _without_sentence(
@@ -144,7 +146,7 @@ def _without_sentence(
 
 def _shortened(document: Document, sentence: Sentence) -> Iterator[Edit]:
     """The same request in fewer words: of beginning, middle and end what there is first; the rest in later rounds."""
-    text = document.text[sentence.start : sentence.end].replace("’", "'")
+    text = document.lower[sentence.start : sentence.end]
     edits = (*_shorter_beginning(document, sentence, text),) or (*_shorter_words(document, sentence, text),)
     yield from edits or _shorter_end(document, sentence, text)
 
@@ -154,7 +156,7 @@ def _shorter_beginning(document: Document, sentence: Sentence, text: str) -> Ite
     start = sentence.start
     if not length or document.touches(start, start + length):
         return
-    letter = text[length]
+    letter = document.text[start + length]
     keeps = not letter.islower() or document.touches(start + length, start + length + 1)
     removed = document.text[start : start + length + (not keeps)]
     yield Edit(start=start, removed=removed, added="" if keeps else letter.upper())
@@ -181,8 +183,8 @@ def _request_end(text: str, at: int) -> int:
         return at
     wanted = request["wanted"]
     if wanted is not None:
-        return request.end() if wanted.lower() not in NO_TASKS else at
-    verb = (request["asked"] or request["wondered"] or request["liked"]).lower()
+        return request.end() if wanted not in NO_TASKS else at
+    verb = request["asked"] or request["wondered"] or request["liked"]
     return request.end() if verb in VERBS or verb in ("help", "tell") else at
 
 
@@ -191,8 +193,8 @@ def _shorter_words(document: Document, sentence: Sentence, text: str) -> Iterato
         start, end = sentence.start + match.start(), sentence.start + match.end()
         if document.touches(start, end) or _in_quotes(text, match.start()):
             continue
-        shorter = SHORTER.get(" ".join(match[0].lower().split()), "")
-        yield Edit(start=start, removed=match[0], added=shorter.capitalize() if match[0][0].isupper() else shorter)
+        shorter, removed = SHORTER.get(match[0], ""), document.text[start:end]
+        yield Edit(start=start, removed=removed, added=shorter.capitalize() if removed[0].isupper() else shorter)
 
 
 def _shorter_end(document: Document, sentence: Sentence, text: str) -> Iterator[Edit]:
@@ -213,21 +215,25 @@ def _list(document: Document, block: Block, seen: set[str], ends: int) -> Iterat
     """Items that an earlier item of the list says already, and shorter words in the others."""
     items: set[str] = set()
     for at, item in enumerate(block.blocks):
-        text = document.text[item.inner : item.end]
-        key = " ".join(text.lower().split()).rstrip(".!?;,")
+        key = " ".join(document.lower[item.inner : item.end].split()).rstrip(".!?;,")
         simple = len(item.blocks) == 1 and item.blocks[0].kind == "paragraph"
-        plain = PLAIN.fullmatch(text) is not None and not document.touches(item.start, item.end)
-        if at and simple and plain and key in items and block.marker in "-*+" and len(key) >= MIN_REPEATED:
+        is_repeated = at and simple and key in items and block.marker in "-*+" and len(key) >= MIN_REPEATED
+        if is_repeated and _is_plain(document, item):
             yield Edit(start=block.blocks[at - 1].end, removed=document.text[block.blocks[at - 1].end : item.end])
             continue
         items.add(key)
         for inner in item.blocks:
             if inner.kind == "paragraph" and inner.end <= ends and not document.has_template_blocks:
                 for sentence in sentences(document, inner):
-                    seen.add(" ".join(document.text[sentence.start : sentence.end].lower().split()).strip(" ,.!?;:"))
+                    seen.add(" ".join(document.lower[sentence.start : sentence.end].split()).strip(" ,.!?;:"))
                     yield from _shortened(document, sentence)
             elif inner.kind == "list":
                 yield from _list(document, inner, set(), ends)
+
+
+def _is_plain(document: Document, item: Block) -> bool:
+    text = document.text[item.inner : item.end]
+    return PLAIN.fullmatch(text) is not None and not document.touches(item.start, item.end)
 
 
 def _is_separate(document: Document, number: int) -> bool:

@@ -88,7 +88,7 @@ class Task:
     @cached_property
     def has_material(self) -> bool:
         """Whether the prompt comes with something to work on: a placeholder, a quotation, or a text that it names."""
-        quoted = any(document.inventory.quoted or document.inventory.code for document in self.documents)
+        quoted = any(document.has_quotes for document in self.documents)
         return quoted or bool(self.input_name) or MATERIAL.search(self.words) is not None
 
     @cached_property
@@ -126,6 +126,8 @@ def task_of(prompt: Prompt, *, seed: int = 0) -> Task:
 
 def _target(found: Sequence[Text], documents: Sequence[Document]) -> int:
     """The last text of a user that says more than data does, else the first of the system."""
+    if len(found) == 1:
+        return 0
     users = [number for number, each in enumerate(found) if each.role == "user" and _instructs(documents[number])]
     if users:
         return users[-1]

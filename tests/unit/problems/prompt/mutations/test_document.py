@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import pytest
@@ -18,7 +19,10 @@ def kinds(text: str) -> list[str]:
 
 
 def spans(text: str) -> list[str]:
-    return [text[start:end] for start, end in parse(text).spans]
+    """What is protected: the longest runs of characters that are touched."""
+    document = parse(text)
+    touched = "".join("x" if document.touches(at, at + 1) else " " for at in range(len(text)))
+    return [text[run.start() : run.end()] for run in re.finditer("x+", touched)]
 
 
 def test_blocks_are_read_with_their_positions() -> None:
@@ -72,6 +76,22 @@ def test_what_is_no_placeholder(text: str) -> None:
 )
 def test_inline_code_links_and_addresses_are_protected(text: str, protected: list[str]) -> None:
     assert spans(text.lstrip("\t")) == protected or kinds(text) == ["code"]
+
+
+@pytest.mark.parametrize(
+    "text", ["www.a.b", "x www.a.b/c", "ftp://a.b", "HTTPS", "awww.a.b", "xhttp://a.b", "a@b", "@b.c"]
+)
+def test_where_an_address_begins(text: str) -> None:
+    expected = [] if text in ("HTTPS", "awww.a.b", "xhttp://a.b", "a@b", "@b.c") else [text.removeprefix("x ")]
+    assert spans(text) == expected
+
+
+def test_lower_case_keeps_positions() -> None:
+    every = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000).replace("\0", " ")
+    assert all(
+        len(parse(part).lower) == len(part) for part in (every[at : at + 50_000] for at in range(0, len(every), 50_000))
+    )
+    assert parse("Don’t TOUCH İt").lower == "don't touch it"
 
 
 def test_an_escaped_backtick_is_no_code() -> None:

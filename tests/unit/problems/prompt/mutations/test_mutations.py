@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.problems.prompt.mutations import MUTATIONS, mutate
+from etude.problems.prompt.mutations import MUTATIONS, mutate, violations
 from etude.problems.prompt.mutations.additions import insertion
 from etude.problems.prompt.mutations.constraints import ADDED, LENGTHS, NEEDED, TYPES
 from etude.problems.prompt.mutations.document import parse
@@ -216,3 +216,28 @@ def test_all_five_in_a_row_are_reverted_one_by_one() -> None:
         assert each.prompt == prompt
         prompt = each.revert()
     assert prompt == first
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "\n[b]: https://c.d",
+        " [b]: https://c.d",
+        " - and so on",
+        " # of items",
+        " > than before",
+        " 1. of many",
+        " ``` x",
+        " ~~~",
+    ],
+)
+def test_no_part_becomes_a_block_of_another_kind(rest: str) -> None:
+    text = f"See [b].\n\n[b]: https://c.d\n\nRead the text and sort the words.{rest}"
+    found = mutate(text, "task-decomposition").prompt
+    assert not violations(text, found)
+    assert [block.kind for block in parse(str(found)).blocks if block.kind not in ("paragraph", "reference")] == []
+
+
+def test_prose_after_the_steps_is_a_paragraph_of_its_own() -> None:
+    found = str(mutate("Read the text and sort the words. **Briefly.** [b] is a name.", "task-decomposition").prompt)
+    assert found.endswith("2. Sort the words.\n\n**Briefly.** [b] is a name.")
