@@ -74,9 +74,9 @@ class Reading(nn.Module):
     """What is seen of a prompt, as one vector: (n, width).
 
     Each sentence is read by itself; of what is found in them the largest and the sum count, so that one sentence is
-    noticed in a long prompt. Features are scaled; one that is not known (nan) counts as usual. Embeddings are quiet
-    beside features, and half dropped while learning: they say more of a sentence than carries over to new ones. A
-    policy that sees the embedding of the prompt alone gets it as the only sentence.
+    noticed in a long prompt. Features are scaled; one that is not known (nan) counts as usual. Embeddings are small
+    compared with features, and half dropped while learning: they say more of a sentence than carries over to new ones.
+    A policy that sees the embedding of the prompt alone gets it as the only sentence.
     """
 
     mean: Tensor

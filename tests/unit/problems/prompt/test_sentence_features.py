@@ -16,7 +16,7 @@ def found(sentence: str, name: str) -> float:
     ("sentence", "name"),
     [
         ("If the upload fails, say so.", "begins with a condition"),
-        ("- Unless told otherwise, use metres.", "begins with a condition"),
+        ("- Unless it is small, use metres.", "begins with a condition"),
         ("Stop as soon as a value is missing.", "trouble"),
         ("Stop as soon as a value is missing.", "reactions"),
         ("Furthermore, paint the fence.", "begins with a connective"),
