@@ -9,7 +9,11 @@ is exact: all mutated states of a prompt are known, and so are the rewards.
 
 The simple ones: no change, random choice, each mutation by itself, every mutation, a rule list by kind, and two that
 learn from the same outcomes as the default: a logistic regression per mutation (does it pay?) on the features of the
-text, and the outcome model of choices, which is linear in the embedding, the features and their products with the kind.
+text and the means and maxima of those of its sentences, and the outcome model of choices, which is linear in these, the
+embedding, and products with the kind.
+
+`mistakes` has, of the default, per mutation: how often it is taken where it does not pay and missed where it does, of
+prompts as they are, and the share of the optimum if this mutation were always judged right; last if all were.
 """
 
 from __future__ import annotations
@@ -40,12 +44,12 @@ from etude.problems.prompt.evaluate import share_of
 from etude.problems.prompt.generated.gains import KnownGains
 from etude.problems.prompt.generated.prompts import make_prompts
 from etude.problems.prompt.kinds import KINDS
-from etude.problems.prompt.learn import PATHS
 from etude.problems.prompt.mutations import MUTATIONS
+from etude.problems.prompt.outcomes import TEMPERATURE
 from etude.problems.prompt.problem import PromptProblem, make_problem
+from etude.problems.prompt.sentence_features import NAMES as SENTENCE_NAMES
 from etude.problems.prompt.settings import PromptSettings
 from etude.problems.prompt.states import STOPPING, States, make_states
-from etude.problems.prompt.training import make_training
 from etude.problems.prompt.world import ACTION
 
 SEED = 4_000_003
@@ -97,7 +101,8 @@ def groups_for(problem: PromptProblem, each: int) -> Groups:
     return Groups(problem=problem, states=states)
 
 
-def train(method: str, preset: str | None, seed: int, chosen: Sequence[str]) -> tuple[Any, dict[str, float]]:
+def train(method: str, preset: str | None, seed: int, chosen: Sequence[str]) -> tuple[Any, Any, dict[str, float]]:
+    """The network, the learner that made it, and how long that took."""
     folder = Path(tempfile.mkdtemp())
     began, cpu = time.perf_counter(), time.process_time()
     request = make_request(
@@ -115,13 +120,14 @@ def train(method: str, preset: str | None, seed: int, chosen: Sequence[str]) -> 
     took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu, "prepared": prepared}
     _, network = read_network(run.artefact(), SPEC)
     shutil.rmtree(folder)
-    return network, took
+    return network, run.learner, took
 
 
 def logistic(states: States) -> Actor:
     """A logistic regression per mutation on the kind and the features: does it pay? The surest that pays is taken."""
-    scale = torch.std_mean(states.features, 0)
-    x = _scaled(states.features, scale)
+    features = _features(states.observe(torch.arange(len(states.done))))
+    scale = torch.std_mean(features, 0)
+    x = _scaled(features, scale)
     weight = torch.zeros(x.shape[1] + 1, len(MUTATIONS), requires_grad=True)
     pays, legal = (states.reward[:, :STOPPING] > 0).float(), states.legal[:, :STOPPING].float()
     optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
@@ -137,7 +143,7 @@ def logistic(states: States) -> Actor:
     optimizer.step(loss)
 
     def act(obs: Obs, generator: torch.Generator) -> Action:
-        scores = _scaled(obs["features"], scale) @ weight[:-1].detach() + weight[-1].detach()
+        scores = _scaled(_features(obs), scale) @ weight[:-1].detach() + weight[-1].detach()
         return _best(scores, obs)
 
     return act
@@ -145,15 +151,16 @@ def logistic(states: States) -> Actor:
 
 def linear_outcomes(states: States, noise: float, seed: int) -> Actor:
     """The outcome model of choices, fitted to the same outcomes."""
-    scale = torch.std_mean(states.features, 0)
-    x, legal = _crossed(states.observe(torch.arange(len(states.done))), scale), states.legal[:, :STOPPING].numpy()
+    seen = states.observe(torch.arange(len(states.done)))
+    scale = torch.std_mean(_features(seen), 0)
+    x, legal = _crossed(seen, scale), states.legal[:, :STOPPING].numpy()
     row, option = np.nonzero(legal)
     reward = states.reward[:, :STOPPING].numpy()[row, option]
     observed = reward + np.random.default_rng(seed).normal(0, noise, len(reward))
-    seen = Observed(rows=len(x), row=row, option=option, value=observed[:, None], weight=np.ones(len(row)))
+    found = Observed(rows=len(x), row=row, option=option, value=observed[:, None], weight=np.ones(len(row)))
     prompt = states.prompt_of(torch.arange(len(x))).numpy()
     fitted: OutcomeModel = fit_outcomes(
-        x, seen, STOPPING, ("reward",), scales=(np.ones(x.shape[1]),), eligible=legal, groups=prompt, seed=seed
+        x, found, STOPPING, ("reward",), scales=(np.ones(x.shape[1]),), eligible=legal, groups=prompt, seed=seed
     ).model
 
     def act(obs: Obs, generator: torch.Generator) -> Action:
@@ -169,15 +176,60 @@ def _best(scores: torch.Tensor, obs: Obs) -> Action:
 
 
 def _crossed(obs: Obs, scale: tuple[torch.Tensor, torch.Tensor]) -> np.ndarray[Any, Any]:
-    features, kind = _scaled(obs["features"], scale), obs["features"][:, : len(KINDS)]
-    products = (kind[:, :, None] * torch.cat([features[:, len(KINDS) :], obs["done"]], 1)[:, None]).flatten(1)
-    sentences = obs["sentences"]
-    mean = sentences.sum(1) / sentences.any(2).sum(1, keepdim=True).clamp(min=1)  # the prompt's embedding
-    return torch.cat([mean / mean.shape[1] ** 0.5, features, obs["done"], products], 1).double().numpy()
+    features, kind = _scaled(_features(obs), scale), obs["features"][:, : len(KINDS)]
+    own = features[:, len(KINDS) : obs["features"].shape[1]]
+    products = (kind[:, :, None] * torch.cat([own, obs["done"]], 1)[:, None]).flatten(1)
+    embedding = _mean(obs["sentences"][..., : -len(SENTENCE_NAMES)])  # the prompt's
+    parts = [embedding / embedding.shape[1] ** 0.5, features, obs["done"], products]
+    return torch.cat(parts, 1).double().numpy()
+
+
+def _features(obs: Obs) -> torch.Tensor:
+    """Of the prompt, and the mean and the largest of those of its sentences."""
+    sentences = obs["sentences"][..., -len(SENTENCE_NAMES) :]
+    return torch.cat([obs["features"], _mean(sentences), sentences.amax(1)], 1)
+
+
+def _mean(sentences: torch.Tensor) -> torch.Tensor:
+    return sentences.sum(1) / sentences.any(2).sum(1, keepdim=True).clamp(min=1)
 
 
 def _scaled(features: torch.Tensor, scale: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return ((features - scale[1]) / scale[0].clamp(min=1e-6)).clamp(-5, 5)
+
+
+@torch.no_grad()
+def mistakes(network: Any, groups: Groups) -> dict[str, dict[str, dict[str, float]]]:
+    """By group and mutation."""
+    found = dict[str, dict[str, dict[str, float]]]()
+    for group, states in groups.states.items():
+        scores = torch.cat([network.scores(states.observe(r)) for r in torch.arange(len(states.done)).split(512)])
+        expected = (scores - scores[:, STOPPING:]) * TEMPERATURE
+        known, optimum = states.reward.clone(), float(states.optimum[states.start].mean())
+        found[group] = {"all": {"known": float(_earned(states, known).mean()) / optimum}}
+        for i, mutation in enumerate(MUTATIONS):
+            known = expected.clone()
+            known[:, i] = states.reward[:, i]
+            legal, pays = states.legal[states.start, i], states.reward[states.start, i] > 0
+            taken = expected[states.start, i] > 0
+            found[group][mutation] = {
+                "unneeded": float(taken[legal & ~pays].float().mean()),
+                "missed": float((~taken)[legal & pays].float().mean()),
+                "known": float(_earned(states, known).mean()) / optimum,
+            }
+    return found
+
+
+def _earned(states: States, expected: torch.Tensor) -> torch.Tensor:
+    """(P,) by the mutation that is expected to earn most, until none earns anything; `expected` is (S, actions)."""
+    choice = expected.masked_fill(~states.legal, -torch.inf).argmax(1)
+    row, earned, going = states.start, torch.zeros(len(states.start)), torch.ones(len(states.start), dtype=torch.bool)
+    while bool(going.any()):
+        earned += torch.where(going, states.reward[row, choice[row]], 0.0)
+        after = states.next[row, choice[row]]
+        going = going & (after >= 0)
+        row = torch.where(going, after, row)
+    return earned
 
 
 def together(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -217,36 +269,48 @@ def main() -> None:
     simple = {name: groups.shares(actor) for name, actor in problem.baselines().items()}
     for name, shares in simple.items():
         show(name, shares)
-    learned, took = dict[str, Any](), dict[str, Any]()
+    common = {"prompts": given.each, "simple": simple}
+    learned, took, wrong = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         for name in given.methods:
             work = partial(of_seed, name=name, groups=groups, each=given.each, chosen=given.set)
-            found = pool.map(work, range(given.seeds), chunksize=1)
+            found = []
+            for one in pool.imap(work, range(given.seeds)):
+                found.append(one)
+                learned |= {kind: together([own[kind] for own, _, _ in found]) for kind in one[0]}
+                took[name] = {key: summary([own[key] for _, own, _ in found]) for key in one[1]}
+                if name == "outcomes":
+                    wrong = _averaged([own for _, _, own in found])
+                save(given.out, common | {"learned": learned, "took": took, "mistakes": wrong})
             for kind in found[0][0]:
-                learned[kind] = together([one[kind] for one, _ in found])
                 show(kind, learned[kind])
-            took[name] = {key: summary([one[key] for _, one in found]) for key in found[0][1]}
             print(f"{'':28} {took[name]['cpu_seconds']['mean']:.0f} s of CPU to train", flush=True)
-            save(given.out, {"prompts": given.each, "simple": simple, "learned": learned, "took": took})
+
+
+def _averaged(found: Sequence[Any]) -> Any:
+    """Means over seeds of numbers that are nested in the same way."""
+    if isinstance(found[0], dict):
+        return {key: _averaged([one[key] for one in found]) for key in found[0]}
+    return float(np.mean(found))
 
 
 def of_seed(
     seed: int, *, name: str, groups: Groups, each: int, chosen: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """The shares of a method, and with the default those of the simple learners; how long it trained."""
+) -> tuple[dict[str, Any], dict[str, float], dict[str, Any]]:
+    """The shares of a method, and with the default those of the simple learners; how long it trained; mistakes."""
     torch.set_num_threads(1)
     method, preset = METHODS[name]
-    network, took = train(method, preset, seed, chosen)
+    network, learner, took = train(method, preset, seed, chosen)
     if preset == "document":
         settings = make_request(SPEC.name, inputs={"method": method}, preset=preset, isolated=True).settings
         groups = groups_for(make_problem(settings.own(PromptSettings)), each)
-    found = {name: groups.shares(greedy(network))}
+    found, wrong = {name: groups.shares(greedy(network))}, dict[str, Any]()
     if name == "outcomes":
-        problem = groups.problem
-        states = make_training({}, problem.config, problem.reader, paths=PATHS, seed=seed).train
+        states = learner.train
         found["logistic regression"] = groups.shares(logistic(states))
-        found["linear outcome model"] = groups.shares(linear_outcomes(states, problem.config.noise, seed))
-    return found, took
+        found["linear outcome model"] = groups.shares(linear_outcomes(states, groups.problem.config.noise, seed))
+        wrong = mistakes(network, groups)
+    return found, took, wrong
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def learn_from_judge(request: LearnRequest) -> Run:
     algorithm = request.inputs.get("algorithm") or "dpo"
     torch.manual_seed(settings.run.seed)
     network, parent = problem.policy(), None
-    network.reading.fit(torch.stack([torch.from_numpy(known_of(prompt)) for prompt in prompts]))
+    features = torch.stack([torch.from_numpy(known_of(prompt)) for prompt in prompts])
+    network.reading.fit(features, torch.from_numpy(problem.reader.sentences(prompts)[0][1:]))
     if request.checkpoint is not None:
         parent = find_policy(request.checkpoint)
         load_weights(network, parent)

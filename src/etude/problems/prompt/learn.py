@@ -14,7 +14,7 @@ from etude.learning.run_folder import RunFolder
 from etude.problems.prompt import SPEC
 from etude.problems.prompt.outcomes import OutcomeLearner
 from etude.problems.prompt.problem import make_problem
-from etude.problems.prompt.reader import KNOWN
+from etude.problems.prompt.reader import SEEN
 from etude.problems.prompt.settings import PromptSettings
 from etude.problems.prompt.training import Training, make_training
 
@@ -59,7 +59,7 @@ def practise_prompts(request: LearnRequest) -> Run:
 def parts(*, scores_are_rewards: bool = False) -> PolicyParts:
     """What an artefact holds besides weights: the names of what the network reads, since their order matters, and what
     its scores are."""
-    return PolicyParts(tensors={}, details={"known": list(KNOWN), "scores_are_rewards": scores_are_rewards})
+    return PolicyParts(tensors={}, details={"known": list(SEEN), "scores_are_rewards": scores_are_rewards})
 
 
 def _noise(request: LearnRequest) -> float:

@@ -12,6 +12,7 @@ from etude.problems.base import Action, Evaluation, Obs, Sampled
 from etude.problems.distributions import masked, sample_categorical
 from etude.problems.prompt.mutations import MUTATIONS
 from etude.problems.prompt.reader import ACTIONS, KNOWN, Read
+from etude.problems.prompt.sentence_features import NAMES as SENTENCE_NAMES
 from etude.problems.prompt.settings import PromptNetworkConfig
 from etude.problems.prompt.world import ACTION
 
@@ -73,12 +74,15 @@ class Reading(nn.Module):
     """What is seen of a prompt, as one vector: (n, width).
 
     Each sentence is read by itself; of what is found in them the largest and the sum count, so that one sentence is
-    noticed in a long prompt. Features are scaled; one that is not known (nan) counts as usual. A policy that sees the
-    embedding of the prompt alone gets it as the only sentence.
+    noticed in a long prompt. Features are scaled; one that is not known (nan) counts as usual. Embeddings are small
+    compared with features, and half dropped while learning: they say more of a sentence than carries over to new ones.
+    A policy that sees the embedding of the prompt alone gets it as the only sentence.
     """
 
     mean: Tensor
     spread: Tensor
+    sentence_mean: Tensor
+    sentence_spread: Tensor
 
     def __init__(self, width: int, config: PromptNetworkConfig, *, embedding_only: bool) -> None:
         super().__init__()
@@ -86,33 +90,40 @@ class Reading(nn.Module):
         self.register_buffer("spread", torch.ones(len(KNOWN)))
         self.embedding_only, self.width = embedding_only, width
         if not embedding_only:
-            units = config.sentence_units
+            self.register_buffer("sentence_mean", torch.zeros(len(SENTENCE_NAMES)))
+            self.register_buffer("sentence_spread", torch.ones(len(SENTENCE_NAMES)))
+            self.embedding = nn.Dropout(config.embedding_dropout)
+            units, both = config.sentence_units, width + len(SENTENCE_NAMES)
             self.sentence = nn.Sequential(
-                _linear(width, units), nn.LayerNorm(units), nn.ReLU(), nn.Dropout(config.dropout), _linear(units, units)
+                _linear(both, units), nn.LayerNorm(units), nn.ReLU(), nn.Dropout(config.dropout), _linear(units, units)
             )
             self.width = len(KNOWN) + len(MUTATIONS) + 2 * units
 
-    def fit(self, features: Tensor) -> None:
-        """Scale features to those of many prompts (n, features)."""
-        spread, mean = torch.std_mean(features, 0, correction=0)
-        self.mean.copy_(mean)
-        self.spread.copy_(torch.where(spread > 1e-6, spread, torch.ones_like(spread)))
+    def fit(self, features: Tensor, sentences: Tensor) -> None:
+        """Scale features to those of many prompts (n, features) and of many sentences (n, width + features)."""
+        _fit(self.mean, self.spread, features)
+        if not self.embedding_only:
+            _fit(self.sentence_mean, self.sentence_spread, sentences[:, -len(SENTENCE_NAMES) :])
 
     def forward(self, obs: Obs) -> Tensor:
         if self.embedding_only:
             return obs["sentences"][:, 0]
-        return torch.cat([self.scaled(obs["features"]), obs["done"], self.found(obs["sentences"])], 1)
-
-    def scaled(self, features: Tensor) -> Tensor:
-        return ((features - self.mean) / self.spread).clamp(-5, 5).nan_to_num(0.0)
+        scaled = _scaled(obs["features"], self.mean, self.spread)
+        return torch.cat([scaled, obs["done"], self.found(obs["sentences"])], 1)
 
     def found(self, sentences: Tensor) -> Tensor:
-        """(n, L, width) to (n, 2 · units); a vector of zeros is no sentence."""
+        """(n, L, width + features) to (n, 2 · units); a vector of zeros is no sentence."""
         is_one = sentences.any(2)
-        packed = self.sentence(sentences[is_one])  # (all sentences, units)
+        packed = self.sentence(self.inputs(sentences[is_one]))  # (all sentences, units)
         each = packed.new_zeros((*is_one.shape, packed.shape[1])).masked_scatter(is_one[..., None], packed)
         largest = each.masked_fill(~is_one[..., None], -SMALLEST).amax(1).clamp(min=-SMALLEST)
         return torch.cat([largest, each.relu().sum(1) / USUAL], 1)
+
+    def inputs(self, sentences: Tensor) -> Tensor:
+        """(sentences, width + features), both as the network takes them."""
+        embedding, features = sentences.split([sentences.shape[1] - len(SENTENCE_NAMES), len(SENTENCE_NAMES)], 1)
+        quiet = self.embedding(embedding) * QUIET
+        return torch.cat([quiet, _scaled(features, self.sentence_mean, self.sentence_spread)], 1)
 
 
 def as_obs(read: Read) -> Obs:
@@ -121,6 +132,18 @@ def as_obs(read: Read) -> Obs:
 
 SMALLEST, USUAL = 5.0, 8.0
 """Minus what a prompt without sentences has as its largest finding; a usual number of sentences."""
+QUIET = 0.25
+"""Size of the elements of embeddings, compared with that of features."""
+
+
+def _fit(mean: Tensor, spread: Tensor, features: Tensor) -> None:
+    std, average = torch.std_mean(features, 0, correction=0)
+    mean.copy_(average)
+    spread.copy_(torch.where(std > 1e-6, std, torch.ones_like(std)))
+
+
+def _scaled(features: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+    return ((features - mean) / spread).clamp(-5, 5).nan_to_num(0.0)
 
 
 def _network(width: int, out: int, config: PromptNetworkConfig) -> nn.Sequential:

@@ -23,7 +23,7 @@ from etude.problems.prompt.mutations.prompts import texts
 from etude.problems.prompt.network import PromptPolicy, as_obs
 from etude.problems.prompt.outcomes import TEMPERATURE
 from etude.problems.prompt.problem import make_problem
-from etude.problems.prompt.reader import ACTIONS, KNOWN, STOP, PromptReader, State
+from etude.problems.prompt.reader import ACTIONS, SEEN, STOP, PromptReader, State
 from etude.problems.prompt.settings import PromptSettings
 
 Floats = NDArray[np.float64]
@@ -195,7 +195,7 @@ def load(artefact: Artefact, *, explore: bool = False) -> PromptDecider:
     """The policy of an artefact; with `explore` it samples, so that what it logs can be learned from."""
     manifest = artefact.manifest
     problem = make_problem(read_own(PromptSettings, manifest.settings, source=artefact.path))
-    if manifest.details.get("known") != list(KNOWN):
+    if manifest.details.get("known") != list(SEEN):
         raise CheckpointError(f"{artefact.path}: it reads other features than this version of Etude: train it again")
     network = problem.policy()
     load_weights(network, artefact)

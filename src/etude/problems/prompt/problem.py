@@ -44,7 +44,7 @@ class PromptProblem:
     def policy(self) -> PromptPolicy:
         made = PromptPolicy(self.reader.width, self.network, embedding_only=self.reader.embedding_only)
         if self.states is not None:
-            made.reading.fit(self.states.features)
+            made.reading.fit(self.states.features, self.states.vectors[1:])
         return made
 
     def baselines(self) -> Mapping[str, Actor]:

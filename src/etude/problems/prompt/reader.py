@@ -1,4 +1,4 @@
-"""What a policy sees of a prompt: embeddings, of each sentence or of the whole, its kind, features, what was done."""
+"""What a policy sees of a prompt: each sentence or the whole as an embedding, its kind, features, what was done."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from etude.problems.prompt.kinds import KINDS, kind_of
 from etude.problems.prompt.masks import cannot
 from etude.problems.prompt.mutations import MUTATIONS, Prompt
 from etude.problems.prompt.mutations.prompts import texts
+from etude.problems.prompt.sentence_features import NAMES as SENTENCE_NAMES
+from etude.problems.prompt.sentence_features import sentence_features
 from etude.text.encoders import make_encoder
 from etude.text.ngrams import NGramEncoder
 from etude.text.sentence import sentences
@@ -27,7 +29,9 @@ Read = dict[str, NDArray[Any]]
 STOP = "stop"
 ACTIONS = (*MUTATIONS, STOP)
 KNOWN = (*(f"kind {kind}" for kind in KINDS), *NAMES)
-"""Names of what is read besides embeddings."""
+"""Names of what is read of a prompt besides its sentences."""
+SEEN = (*KNOWN, *(f"sentence: {name}" for name in SENTENCE_NAMES))
+"""Names of all that is read besides embeddings."""
 DONE, ENOUGH = "it was done before in this sequence", "the sequence has its maximum number of mutations"
 SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\s*\n\s*")
 FIRST_SENTENCES, LAST_SENTENCES = 20, 12
@@ -83,14 +87,27 @@ class PromptReader:
         return {"features": np.stack(features), "done": np.array(done, np.float32)}
 
     def sentences(self, prompts: Sequence[Prompt]) -> tuple[Vectors, NDArray[np.int64]]:
-        """Vectors of different sentences (U, width), the first of zeros, and the sentences of each prompt (n, L); the
-        whole prompt counts as one sentence where the policy sees its embedding alone."""
+        """Vectors of different sentences, the first of zeros, and the sentences of each prompt (n, L).
+
+        A vector is the embedding and the features of the sentence, (U, width + features). The whole prompt counts as
+        one sentence where the policy sees its embedding alone."""
         place: dict[str, int] = {"": 0}
         rows = [[place.setdefault(s, len(place)) for s in self._sentences(prompt)] for prompt in prompts]
         table = np.zeros((len(rows), max(1, max(map(len, rows), default=1))), np.int64)
         for row, found in zip(table, rows, strict=True):
             row[: len(found)] = found
-        return self.embed(list(place)), table
+        vectors = self.embed(list(place))
+        return (vectors if self.embedding_only else self._with_features(vectors, list(place))), table
+
+    def alone(self, embedding: Vectors) -> Vectors:
+        """An embedding without its text, as a sentence whose features are not known."""
+        unknown = 0 if self.embedding_only else len(SENTENCE_NAMES)
+        return np.concatenate([embedding, np.full(unknown, np.nan, np.float32)])
+
+    def _with_features(self, vectors: Vectors, sentences: Sequence[str]) -> Vectors:
+        none = np.zeros(len(SENTENCE_NAMES), np.float32)
+        found = np.stack([sentence_features(one) if one else none for one in sentences])
+        return np.concatenate([vectors, found], 1)
 
     def _sentences(self, prompt: Prompt) -> list[str]:
         if self.embedding_only:

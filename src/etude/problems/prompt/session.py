@@ -28,7 +28,7 @@ from etude.problems.base import Obs
 from etude.problems.prompt.mutations import MUTATIONS, Prompt
 from etude.problems.prompt.network import PromptPolicy, as_obs
 from etude.problems.prompt.problem import make_problem
-from etude.problems.prompt.reader import ACTIONS, KNOWN, STOP, PromptReader, State
+from etude.problems.prompt.reader import ACTIONS, KNOWN, SEEN, STOP, PromptReader, State
 from etude.problems.prompt.settings import PromptConfig, PromptNetworkConfig, PromptSettings
 from etude.problems.prompt.world import ACTION
 
@@ -242,7 +242,7 @@ class Session:
                 "method": METHOD,
                 "step": self.updates,
                 "settings": asdict(self.settings),
-                "details": {"known": list(KNOWN)},
+                "details": {"known": list(SEEN)},
                 "encoder": self.reader.name,
                 "parent": self.parent,
                 "code": version("etude"),
@@ -295,7 +295,7 @@ class Session:
                 "legal": torch.tensor([[action not in done for action in ACTIONS]]),
             }
         if embedding is not None:
-            obs["sentences"] = torch.from_numpy(self._vector(embedding))[None, None]
+            obs["sentences"] = torch.from_numpy(self.reader.alone(self._vector(embedding)))[None, None]
         stopping = ACTIONS.index(STOP)
         if not self.config.stop and obs["legal"][0, :stopping].any():
             obs["legal"][0, stopping] = False
@@ -353,7 +353,8 @@ def _pairs(used: Sequence[_Experience]) -> list[tuple[_Experience, _Experience]]
 
 
 def _same(a: Obs, b: Obs) -> bool:
-    return torch.equal(a["sentences"], b["sentences"]) and torch.equal(a["done"], b["done"])
+    same = a["sentences"].shape == b["sentences"].shape and torch.equal(a["done"], b["done"])
+    return same and torch.allclose(a["sentences"], b["sentences"], rtol=0, atol=0, equal_nan=True)
 
 
 def _together(observed: Sequence[Obs]) -> Obs:

@@ -38,6 +38,8 @@ class PromptNetworkConfig:
     """Widths of the hidden layers of each network."""
     sentence_units: Annotated[int, Gt(0)] = 128
     """Units that read each sentence."""
+    embedding_dropout: Annotated[float, Ge(0), Lt(1)] = 0.5
+    """Dropout rate of the embeddings of sentences while learning; what else is read of them is never dropped."""
     norm: Literal["none", "layer", "batch"] = "layer"
     """Normalisation before each non-linearity; the document has batch."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.1

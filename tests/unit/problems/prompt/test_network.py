@@ -49,6 +49,17 @@ def test_the_order_of_sentences_does_not_count_and_the_sentences_do() -> None:
     assert not torch.allclose(network.scores(obs), network.scores(without), atol=1e-4)
 
 
+def test_what_a_sentence_does_counts_without_its_embedding() -> None:
+    obs, network = states().observe(torch.arange(10)), policy()
+    quiet, unknown = obs["sentences"].clone(), obs["sentences"].clone()
+    quiet[..., : READER.width] = 0
+    unknown[..., READER.width :] = torch.nan
+    for other in (quiet, unknown):
+        found = network.scores({**obs, "sentences": other})
+        assert bool(found.isfinite().all())
+        assert not torch.allclose(network.scores(obs), found, atol=1e-4)
+
+
 def test_a_feature_that_is_not_known_counts_as_usual() -> None:
     obs, network = states().observe(torch.arange(4)), policy()
     unknown = {**obs, "features": torch.full_like(obs["features"], torch.nan)}

@@ -31,5 +31,5 @@ def states(n: int = 24, seed: int = 0) -> States:
 def policy(seed: int = 0) -> PromptPolicy:
     torch.manual_seed(seed)
     found = PromptPolicy(READER.width, NETWORK)
-    found.reading.fit(states().features)
+    found.reading.fit(states().features, states().vectors[1:])
     return found.train(False)

@@ -14,7 +14,7 @@ from etude.problems.prompt.generated.prompts import DEFECTS, iterate_texts, kind
 FOLDER = Path(etude.problems.prompt.__file__).parent
 READERS = [
     *sorted((FOLDER / "mutations").glob("*.py")),
-    *(FOLDER / name for name in ("kinds.py", "features.py", "masks.py", "rewards.py")),
+    *(FOLDER / name for name in ("kinds.py", "features.py", "sentence_features.py", "masks.py", "rewards.py")),
 ]
 """What reads, mutates and rewards prompts by rules."""
 WORD = re.compile(r"[a-z]+")
