@@ -22,7 +22,6 @@ from etude.contracts.policy import SAMPLED
 from etude.contracts.suggestions import nearest
 from etude.learning.artefact import Artefact
 from etude.learning.explore import Explore, probabilities
-from etude.learning.outcome_model import FEW
 from etude.problems.choice.contexts import Context, read_context
 from etude.problems.choice.model import ChoiceModel, Expectation
 from etude.problems.choice.options import Offered
