@@ -132,21 +132,21 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     elif isinstance(error, UNREADABLE):
         status, detail = 400, "the body cannot be read: expected UTF-8, and not thousands of brackets in each other"
     request_id = scope["state"].get("request_id", "")
-    told = without_folders(detail) if status >= 500 else detail
+    shown = without_folders(detail) if status >= 500 else detail
     if status >= 500:
         unexpected = error if status == 500 else None
         template, named = scope.get("path_template", ""), {"request_id": request_id}
         said = (request_id, scope["method"], template, detail)
         log.error("request %s: %s %s: %s", *said, exc_info=unexpected, extra=named)
-    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=told, request_id=request_id, errors=fields)
+    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=shown, request_id=request_id, errors=fields)
     if isinstance(error, NotFoundException):  # perhaps of OpenAI's API, whose clients show nothing else
-        more = {"error": {"message": told, "type": "invalid_request_error", "param": None, "code": "unknown_url"}}
+        more = {"error": {"message": shown, "type": "invalid_request_error", "param": None, "code": "unknown_url"}}
         return status, headers, msgspec.json.encode(msgspec.to_builtins(problem) | more)
     return status, headers, msgspec.json.encode(problem)
 
 
 def without_folders(text: str) -> str:
-    """What callers are told of files of the server: their names. The log has where they are."""
+    """A message without the folders of the server's files, which only the log shows."""
     return PATH.sub(r"\1", text)
 
 

@@ -507,7 +507,7 @@ def test_conversations_of_two_tenants_are_two(served: Served, monkeypatch: pytes
     assert asked[3] == "c-1"
 
 
-def test_callers_are_told_the_name_of_a_file_not_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_callers_see_the_name_of_a_file_not_its_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(tmp_path) as served:
         client = served.client(Role.DECIDE)
 
@@ -522,7 +522,7 @@ def test_callers_are_told_the_name_of_a_file_not_where_it_is(tmp_path: Path, cap
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("/srv/a/.etude/serving.sqlite: is closed", "serving.sqlite: is closed"),
         (".etude/experience.sqlite: is closed", "experience.sqlite: is closed"),
@@ -530,5 +530,5 @@ def test_callers_are_told_the_name_of_a_file_not_where_it_is(tmp_path: Path, cap
         ("s3://bucket/a/b.json, and/or 1/2", "s3://bucket/a/b.json, and/or 1/2"),
     ],
 )
-def test_paths_of_files_lose_their_folders(text: str, told: str) -> None:
-    assert without_folders(text) == told
+def test_paths_of_files_lose_their_folders(text: str, shown: str) -> None:
+    assert without_folders(text) == shown
