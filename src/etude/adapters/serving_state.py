@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import zlib
 from collections import Counter
@@ -33,14 +34,15 @@ CREATE TABLE conversation (key TEXT PRIMARY KEY, model TEXT NOT NULL, time REAL 
 CREATE INDEX conversation_by_time ON conversation (time);
 """
 MIGRATIONS: tuple[Step, ...] = (partial(run_script, script=SCHEMA), partial(run_script, script=CONVERSATIONS))
-MAX_LOG_PAGES = 1 << 14
+MAX_LOG_PAGES = 1 << 13
 """Pages of the write-ahead log at which a call that writes copies it into the file; mostly `tidy` was there before."""
+PAGE_BYTES = 4096
 PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",
     "secure_delete = ON",
     f"wal_autocheckpoint = {MAX_LOG_PAGES}",
-    f"journal_size_limit = {MAX_LOG_PAGES * 4096}",
+    f"journal_size_limit = {MAX_LOG_PAGES * PAGE_BYTES}",
 )
 INSERT = "INSERT INTO open_row (trajectory, number, time, body) VALUES "
 ROW = "({0}, (SELECT coalesce(max(number), 0) + {1} FROM open_row WHERE trajectory = {0}), {2}, {3})"
@@ -50,6 +52,8 @@ NO_ANSWER = b""
 WINDOW_BITS = 12
 """Size of the window of compression: the options of a choice are alike, and each sync writes whole pages. A larger one
 takes longer to set up than it gains."""
+MEMORY_LEVEL = 5
+"""Size of its table: bodies are small, and clearing a larger one takes longer than compressing them."""
 TOGETHER = (1, 2, 4, 8, 16, 32, 64)
 """Rows per statement: few numbers, so that statements are compiled once."""
 
@@ -60,6 +64,7 @@ class SqliteServingState:
 
     def __init__(self, path: Path) -> None:
         self._turn = Lock()  # writers of this process: SQLite lets them wait for whole milliseconds
+        self._log, self._has_room = f"{path}-wal", False
         self._connections = Connections(path, PRAGMAS, error=StoreError, renew=self._renew, timeout_s=PATIENCE_S)
         self._do = self._connections.do
         self._do(lambda db: migrate(db, path, MIGRATIONS, error=StoreError))
@@ -185,8 +190,23 @@ class SqliteServingState:
         self._do(lambda db: db.execute("SELECT 1 FROM open_row LIMIT 1").fetchone())
 
     def tidy(self) -> None:
-        """Copy the write-ahead log into the file, while others read and write."""
-        self._do(lambda db: db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone())
+        """Copy the write-ahead log into the file, while others read and write. A long one is then copied to its end, so
+        that it begins again: a call that writes would have to."""
+        if not self._has_room:
+            self._make_room()
+        _, pages, _ = self._do(_copy_log)
+        if pages > MAX_LOG_PAGES // 2:
+            with self._turn:  # what was written meanwhile is little
+                self._do(_copy_log)
+
+    def _make_room(self) -> None:
+        """Give the log its full length. A sync of a file that grows waits for the file system's journal, and with it
+        for what others write; one that overwrites does not."""
+        with self._turn:
+            self._do(_lengthen_log)
+            with open(self._log, "rb") as log:
+                os.fsync(log.fileno())
+        self._has_room = True
 
     def close(self) -> None:
         self._connections.close()
@@ -215,6 +235,20 @@ def _insert(rows: int) -> str:
     return INSERT + ", ".join(ROW.format(*(next(numbered) for _ in range(4))) for _ in range(rows))
 
 
+def _copy_log(db: sqlite3.Connection) -> tuple[int, int, int]:
+    """Whether it was busy, the pages of the log, and those that are in the file."""
+    found: tuple[int, int, int] = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return found
+
+
+def _lengthen_log(db: sqlite3.Connection) -> None:
+    """By a transaction that is larger than the cache, and never ends."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("CREATE TABLE room (page BLOB)")
+    db.execute("INSERT INTO room VALUES (zeroblob(?))", (MAX_LOG_PAGES * PAGE_BYTES,))
+    db.execute("ROLLBACK")
+
+
 def _packed(body: bytes) -> bytes:
-    packer = zlib.compressobj(1, zlib.DEFLATED, -WINDOW_BITS)
+    packer = zlib.compressobj(1, zlib.DEFLATED, -WINDOW_BITS, MEMORY_LEVEL)
     return packer.compress(body) + packer.flush()

@@ -229,6 +229,9 @@ def _stored_of(opened: Experience, trajectory: str, tenant: str | None) -> bool:
 def _fallback(problem: str, config: ExperienceConfig) -> Decider | None:
     """What a problem decides with where no policy is named: its rules."""
     spec = find_spec(problem)
+    if spec.rules is not None:
+        rules: Decider = resolve(spec.rules)()
+        return rules
     if spec.decider is None:
         return None
     found: Decider = resolve(spec.decider)(None, config)

@@ -15,6 +15,8 @@ from etude.contracts.option import option_name
 from etude.contracts.plain import plain
 
 MAX_NAME_CHARS = 256
+PLAIN = frozenset((str, float, int, bool, list, tuple, dict, type(None)))
+"""Types that are no scalars of NumPy."""
 CONTEXT = "expected a text, a finite number, True or False, or a mapping of names to these or to lists of texts"
 
 
@@ -40,6 +42,8 @@ def _context_value(where: str, value: Any) -> Any:
     given = scalar(value)
     if given is None or isinstance(given, str | bool):
         return plain(given)
+    if type(given) is float and math.isfinite(given):
+        return given
     if isinstance(given, Real | Decimal) and math.isfinite(number := _float(given)):
         return plain(given) if isinstance(given, Integral) else number
     if isinstance(given, Mapping):
@@ -131,4 +135,6 @@ def _float(value: Any) -> float:
 
 def scalar(value: Any) -> Any:
     """The Python value of a NumPy scalar and the like."""
+    if type(value) in PLAIN:
+        return value
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

@@ -20,10 +20,13 @@ def plain(value: Any, above: tuple[int, ...] = ()) -> Any:
 
     Containers `above` it are not entered again, so a cycle ends.
     """
+    kind = type(value)  # of most values, and quicker than to ask what they are instances of
+    if (kind is str and value.isascii()) or kind is bool or value is None:
+        return value
+    if kind is float and math.isfinite(value):
+        return value
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, Integral):
         whole = int(value)
         return whole if -LARGEST < whole < LARGEST else f"<integer of {whole.bit_length()} bits>"

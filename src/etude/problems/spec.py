@@ -74,6 +74,8 @@ class ProblemSpec:
     """Function from an Actor to one that records what it does: its `notes()` reach the report."""
     decider: Reference | None = None
     """Function from (policy name or run folder, experience settings) to a Decider; None: `load` gives one."""
+    rules: Reference | None = None
+    """Function that gives the Decider for where no policy decides; None: `decider` without a name, if there is one."""
     read_logs: Reference | None = None
     """Function from (Artefact, inputs, device) to the LogReader that `from-logs` and `evaluate --dataset` use."""
     continues: bool = True

@@ -20,9 +20,8 @@ from msgspec import Struct
 
 from etude.contracts.release import Exposure
 from etude.files.durable import PRIVATE, make_folder
+from etude.release.remembered import Remembered, Units
 
-REMEMBERED = 100_000
-"""Units whose assignment a process remembers."""
 KEY_BYTES = 64
 INVALID = "invalid: "
 """Begins the reason where the candidate answered, but not with a decision that may be carried out."""
@@ -46,9 +45,17 @@ class Assigned(Struct, frozen=True, array_like=True, gc=False):
 
 def in_candidate_arm(release: str, unit: str, share: float) -> bool:
     """True with probability `share`, over units."""
+    return _below(_mark(release, unit), share)
+
+
+def _mark(release: str, unit: str) -> int:
+    """64 random bits of a unit, others in each release."""
     key = release.encode()[:KEY_BYTES]
-    digest = blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
-    return int.from_bytes(digest) < share * 2.0**64
+    return int.from_bytes(blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest())
+
+
+def _below(mark: int, share: float) -> bool:
+    return mark < share * 2.0**64
 
 
 class Assignments:
@@ -57,7 +64,7 @@ class Assignments:
     def __init__(self, folder: Path, *, clock_ns: Callable[[], int]) -> None:
         self._folder, self._clock_ns = folder, clock_ns
         self._release = ""  # the one that the rest is about
-        self._known: dict[str, Assigned] = {}
+        self._known: Units  # made for the first release
         self._file: int | None = None
         self._seen: dict[str, int] = {}  # bytes read of each journal
         self._turn, self._pid = Lock(), os.getpid()
@@ -67,16 +74,18 @@ class Assignments:
         with self._turn:
             if exposure.release != self._release or os.getpid() != self._pid:
                 self._begin(exposure.release)
-            found = self._known.get(unit)
+            mark, about = _mark(self._release, unit), trajectory or unit
+            found = self._known.find(mark)
             if found is None and exposure.unit == "conversation":
                 self._read()  # another process may have assigned it
-                found = self._known.get(unit)
-            if found is None:
-                arm = in_candidate_arm(exposure.release, unit, exposure.share)
-                return self._add(Assigned(unit, self._clock_ns(), arm, exposure.share, trajectory or unit))
-            if trajectory is not None and found.trajectory != trajectory:
-                return self._add(Assigned(unit, self._clock_ns(), found.candidate, found.share, trajectory))
-            return found
+                found = self._known.find(mark)
+            share = exposure.share if found is None else found.share
+            assigned = Assigned(unit, self._clock_ns(), _below(mark, share), share, about)
+            known = Remembered(share, mark if about == unit else _mark(self._release, about))
+            if found is None or (trajectory is not None and found != known):
+                self._write(assigned)
+                self._known.keep(mark, known)
+            return assigned
 
     def failed(self, exposure: Exposure, assigned: Assigned, why: str) -> None:
         """Journal that the candidate could not decide for a unit of its arm."""
@@ -89,18 +98,8 @@ class Assignments:
         if self._file is not None and os.getpid() == self._pid:
             os.close(self._file)
         if release != self._release:
-            self._known, self._seen = {}, {}
+            self._known, self._seen = Units(), {}
         self._release, self._file, self._pid = release, None, os.getpid()
-
-    def _add(self, assigned: Assigned) -> Assigned:
-        self._write(assigned)
-        self._remember(assigned)
-        return assigned
-
-    def _remember(self, assigned: Assigned) -> None:
-        self._known[assigned.unit] = assigned
-        if len(self._known) > REMEMBERED:
-            del self._known[next(iter(self._known))]  # the oldest
 
     def _write(self, line: Assigned) -> None:
         if self._file is None:
@@ -113,8 +112,9 @@ class Assignments:
     def _read(self) -> None:
         """What other processes assigned since the last time."""
         for line in new_lines(self._folder / quote(self._release, safe=""), self._seen):
-            if line.unit not in self._known:
-                self._remember(line)
+            mark = _mark(self._release, line.unit)
+            if self._known.find(mark) is None:
+                self._known.keep(mark, Remembered(line.share, _mark(self._release, line.trajectory)))
 
 
 def new_lines(folder: Path, seen: dict[str, int]) -> Iterator[Assigned]:

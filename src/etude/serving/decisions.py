@@ -215,7 +215,7 @@ class Decisions:
         keeps = asked.record and self.collector.may_keep(asked.user)
         trajectory = await self._id(asked, caller, now, keeps=keeps)
         problem = self.collector.problem_of(asked.problem)
-        decision, missing = await self.choose(asked, trajectory if keeps else None, size=size)
+        decision, missing = await self.choose(_of_tenant(asked, caller), trajectory if keeps else None, size=size)
         if keeps:
             task = self._task(asked, caller, trajectory, now, decision)
             await self._write(self._opened, task, now + self._longer(asked), size)
@@ -508,6 +508,13 @@ class _Outcome(NamedTuple):
     outcome: dict[str, Any]
     """Empty where it is not known."""
     time: datetime
+
+
+def _of_tenant(asked: DecisionAsked, caller: Caller) -> DecisionAsked:
+    """Two tenants may give their conversations the same names: what a release assigns is a conversation of one."""
+    if asked.conversation is None or caller.tenant is None:
+        return asked
+    return msgspec.structs.replace(asked, conversation=id_of_tenant(asked.conversation, caller.tenant))
 
 
 def _offer(encoded: bytes, preferences: Preferences) -> Offer:

@@ -59,6 +59,8 @@ STATUS: Mapping[type[EtudeError], int] = {
 """The first one that an error is decides; all others are errors of the server."""
 ABSENT = re.compile(r"Object (contains|missing) (?:unknown|required) field `([^`]*)`")
 """What msgspec says of a field that there is not, or should be."""
+PATH = re.compile(r"(?<![\w:/.])(?!/v1/)(?:(?:/[^\s/:'\"]+)+|[.~][^\s/:'\"]*(?:/[^\s/:'\"]+)*)/([^\s/:'\"]+)")
+"""A path of a file, not of a route: absolute with a folder, or beginning with a dot or a tilde; its last part."""
 UNREADABLE = (UnicodeDecodeError, RecursionError)
 """What readers of JSON raise besides their own errors."""
 
@@ -130,18 +132,22 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
     elif isinstance(error, UNREADABLE):
         status, detail = 400, "the body cannot be read: expected UTF-8, and not thousands of brackets in each other"
     request_id = scope["state"].get("request_id", "")
+    shown = without_folders(detail) if status >= 500 else detail
     if status >= 500:
         unexpected = error if status == 500 else None
         template, named = scope.get("path_template", ""), {"request_id": request_id}
         said = (request_id, scope["method"], template, detail)
         log.error("request %s: %s %s: %s", *said, exc_info=unexpected, extra=named)
-    problem = Problem(
-        title=HTTPStatus(status).phrase, status=status, detail=detail, request_id=request_id, errors=fields
-    )
+    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=shown, request_id=request_id, errors=fields)
     if isinstance(error, NotFoundException):  # perhaps of OpenAI's API, whose clients show nothing else
-        more = {"error": {"message": detail, "type": "invalid_request_error", "param": None, "code": "unknown_url"}}
+        more = {"error": {"message": shown, "type": "invalid_request_error", "param": None, "code": "unknown_url"}}
         return status, headers, msgspec.json.encode(msgspec.to_builtins(problem) | more)
     return status, headers, msgspec.json.encode(problem)
+
+
+def without_folders(text: str) -> str:
+    """A message without the folders of the server's files, which only the log shows."""
+    return PATH.sub(r"\1", text)
 
 
 def _allowed(headers: Mapping[str, str]) -> str:

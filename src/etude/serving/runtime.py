@@ -19,6 +19,7 @@ from etude.contracts.ports import Decider
 from etude.experience.deadline import Deadline, late
 from etude.experience.deciders import Deciders, NoAnswer
 from etude.release.serving import decide_many
+from etude.serving import own_time
 
 TOGETHER = 64
 """Maximum number of requests that are decided in one computation."""
@@ -27,8 +28,7 @@ SMALL = 4000
 QUICK_S = 0.01
 """Mean seconds per request above which a policy is not quick, whatever it says of itself."""
 LATEST, BLIP_S = 0.2, 0.04
-"""Weight of the latest computation in this mean, and what it counts at most: once late, because other work had the
-processor, is not slow."""
+"""Weight of the latest computation in this mean, and what it counts at most: once late is not slow."""
 NOT_QUICK_S = 10.0
 """Seconds for which such a policy is asked in threads."""
 
@@ -137,10 +137,10 @@ class Runtime:
 
     def _answer(self, queue: _Queue, policy: Decider) -> None:
         """Decide what waits, here and now."""
-        queue.is_due, group, began = False, queue.take(), monotonic()
+        queue.is_due, group, began = False, queue.take(), own_time.now()
         if group:
             _settle(group, self._decided(policy, [one.request for one in group]))
-            queue.took((monotonic() - began) / len(group))
+            queue.took(own_time.own_s(began) / len(group))
         if queue.waiting:  # after what came meanwhile
             queue.is_due = True
             asyncio.get_running_loop().call_soon(self._answer, queue, policy)

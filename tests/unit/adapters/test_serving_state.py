@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.adapters.serving_state import SqliteServingState
+from etude.adapters import serving_state
+from etude.adapters.serving_state import MAX_LOG_PAGES, PAGE_BYTES, SqliteServingState
 from etude.contracts.errors import StoreError
 from etude.contracts.serving import OpenRow
 
@@ -138,3 +139,38 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(StoreError, match="something else than Etude"):
         SqliteServingState(other)
+
+
+def test_the_log_has_its_full_length_before_it_is_needed(state: SqliteServingState, tmp_path: Path) -> None:
+    state.open([OpenRow("a", NOW, b"1")])
+    state.tidy()
+    length = (tmp_path / "state.sqlite-wal").stat().st_size
+    assert length > MAX_LOG_PAGES * PAGE_BYTES * 0.9
+    for i in range(50):
+        state.open([OpenRow(f"t-{i}", NOW, os.urandom(5000))])
+    assert (tmp_path / "state.sqlite-wal").stat().st_size == length
+    assert state.parts("a") == [b"1"]
+    assert state.count() == 51
+
+
+def test_a_long_log_begins_again_though_others_write(
+    state: SqliteServingState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy_while_one_writes(db: sqlite3.Connection) -> tuple[int, int, int]:
+        found = copy_log(db)
+        if not writes:
+            writes.append(OpenRow("meanwhile", NOW, b"x"))
+            with sqlite3.connect(tmp_path / "state.sqlite") as other:
+                other.execute("INSERT INTO open_row VALUES ('meanwhile', 1, 0, x'')")
+        return found
+
+    copy_log, writes = serving_state._copy_log, list[OpenRow]()
+    state.tidy()
+    monkeypatch.setattr(serving_state, "MAX_LOG_PAGES", 20)
+    monkeypatch.setattr(serving_state, "_copy_log", copy_while_one_writes)
+    for i in range(30):
+        state.open([OpenRow(f"t-{i}", NOW, os.urandom(5000))])
+    state.tidy()
+    state.open([OpenRow("last", NOW, b"x")])
+    with sqlite3.connect(tmp_path / "state.sqlite") as db:
+        assert copy_log(db)[1] < 10

@@ -286,3 +286,12 @@ class TestProcesses:
         with closing(SqliteStore(path)) as store:
             stats = store.stats(EVERYTHING, version=1)
             assert (stats.trajectories, stats.feedback) == (61, 60)
+
+
+def test_a_connection_keeps_few_pages(tmp_path: Path) -> None:
+    opened = SqliteStore(tmp_path / "experience.sqlite")
+    try:
+        ((kib,),) = opened._connections.do(lambda db: db.execute("PRAGMA cache_size").fetchall())
+        assert -(4 << 10) <= kib < 0
+    finally:
+        opened.close()

@@ -20,6 +20,7 @@ import etude
 from etude.contracts.errors import BusError, DataError, EventError, StoreError
 from etude.contracts.query import Where
 from etude.contracts.trajectory import Trajectory
+from etude.serving.errors import without_folders
 from etude.serving.keys import REFRESH_S, STALE_S, Role
 from tests.unit.serving.server import Served, serving
 
@@ -478,3 +479,56 @@ def test_a_request_that_takes_too_long_is_answered(tmp_path: Path) -> None:
         client = served.client()
         served.server.state.open = lambda rows: sleep(1)  # type: ignore[method-assign,assignment]
         assert "longer than 0.2 seconds" in problem(client.post("/v1/decisions", json=ASKED), 503)["detail"]
+
+
+def test_without_a_policy_the_rules_allocate(tmp_path: Path) -> None:
+    with serving(tmp_path, experience={"policies": {"allocation": str(tmp_path / "gone")}}) as served:
+        answer = served.client().post("/v1/decisions", json={"problem": "allocation", "context": [0.5] * 94})
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert (found["action"], found["policy"]) == ([[1.0, 1.0, 1.0]] * 4, "rules")
+        assert found["fallback"] in ("loading", "missing")
+        asked = {"problem": "allocation", "context": [0.5] * 30}
+        assert "give named arrays" in problem(served.client().post("/v1/decisions", json=asked), 503)["detail"]
+
+
+def test_conversations_of_two_tenants_are_two(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask = list[str | None](), served.server.decisions.runtime.ask
+
+    async def noted(name: str, request: Any, **how: Any) -> Any:
+        asked.append(request.conversation)
+        return await ask(name, request, **how)
+
+    monkeypatch.setattr(served.server.decisions.runtime, "ask", noted)
+    for tenant in ("a", "b", "a", None):
+        client = served.client(Role.DECIDE, tenant=tenant)
+        assert client.post("/v1/decisions", json=ASKED | {"conversation": "c-1"}).status_code == 200
+    assert asked[0] == asked[2] != asked[1]
+    assert asked[3] == "c-1"
+
+
+def test_callers_see_the_name_of_a_file_not_its_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tmp_path) as served:
+        client = served.client(Role.DECIDE)
+
+        def full(rows: object) -> None:
+            raise StoreError(f"{tmp_path}/serving.sqlite: disk is full: free some space")
+
+        served.server.state.open = full  # type: ignore[method-assign]
+        with caplog.at_level("ERROR", "etude"):
+            said = problem(client.post("/v1/decisions", json=ASKED), 503)["detail"]
+        assert said == "serving.sqlite: disk is full: free some space"
+        assert f"{tmp_path}/serving.sqlite" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/srv/a/.etude/serving.sqlite: is closed", "serving.sqlite: is closed"),
+        (".etude/experience.sqlite: is closed", "experience.sqlite: is closed"),
+        ("ask GET /v1/jobs/j-1 and /openapi.json", "ask GET /v1/jobs/j-1 and /openapi.json"),
+        ("s3://bucket/a/b.json, and/or 1/2", "s3://bucket/a/b.json, and/or 1/2"),
+    ],
+)
+def test_paths_of_files_lose_their_folders(text: str, shown: str) -> None:
+    assert without_folders(text) == shown

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from etude.contracts.decision import Decision, DecisionRequest, LoggedDecision
 from etude.contracts.errors import DataError
 from etude.experience.deciders import Deciders, NoAnswer, ToLoad
+from etude.serving import own_time
 from etude.serving.runtime import NOT_QUICK_S, SMALL, TOGETHER, Runtime
 
 SLOT = "choice:model"
@@ -170,6 +174,21 @@ def test_a_policy_that_is_late_once_stays_on_the_event_loop() -> None:
             await runtime.ask(SLOT, DecisionRequest(), timeout_s=10)
 
     asyncio.run(late())
+    assert policy.threads == {threading.current_thread().name}
+
+
+def test_a_policy_that_others_interrupt_stays_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, clock = Batching(), itertools.count(0, 60)
+    monkeypatch.setattr(own_time, "monotonic", lambda: float(next(clock)))
+
+    async def again_and_again() -> None:
+        runtime = runtime_of(policy)
+        await loaded(runtime)
+        for _ in range(5):
+            policy.threads.clear()
+            await runtime.ask(SLOT, DecisionRequest(), timeout_s=10)
+
+    asyncio.run(again_and_again())
     assert policy.threads == {threading.current_thread().name}
 
 

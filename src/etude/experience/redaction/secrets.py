@@ -59,8 +59,10 @@ _PROVIDERS = (
     ),
     ("eyJ", r"eyJ[\w-]{8,}", "JSON web tokens"),
 )
-_EDGE = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
-_PROVIDER = re.compile(_EDGE + "(?:" + "|".join(f"({form})" for _, form, _ in _PROVIDERS) + ")", re.ASCII)
+_EDGE = r"(?:(?=[A-Za-z0-9])|(?<=\.))(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+"""Where a token may begin. Between underscores it is everywhere: the first part rules that out at once."""
+_PROVIDER = re.compile(_EDGE + "(?:" + "|".join(f"(?:{form})()" for _, form, _ in _PROVIDERS) + ")", re.ASCII)
+"""The empty group says which one: a group around the whole would have every form tried to its end."""
 _DOTTED = re.compile(r"(?:\.[\w-]{4,4096}){1,4}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f-]*+")
 RUN = b"a" * 16

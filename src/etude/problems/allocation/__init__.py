@@ -19,6 +19,7 @@ SPEC = ProblemSpec(
     sections=("allocation", "network"),
     learners={PRACTISE: "etude.problems.allocation.problem:practise_allocation"},
     load="etude.problems.allocation.loaded:load",
+    rules="etude.problems.allocation.rules:make_rules",
     problem="etude.problems.allocation.problem:make_problem",
     metrics=METRICS,
     record="etude.problems.allocation.behaviour:RecordingActor",

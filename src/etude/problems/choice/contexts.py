@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,8 @@ WORD_COLUMNS = 256
 CLUSTERS = (8, 16, 32, 64)
 """Numbers of clusters; each is found REPEATS times, from other starts."""
 REPEATS = 8
+ROWS = 256
+"""Maximum number of texts whose clusters are found at once."""
 MIN_PER_CLUSTER = 12
 """Rows per cluster below which there are fewer clusters."""
 FAR = 2.0
@@ -95,22 +99,28 @@ class Clusters:
     def _squares(self) -> Rows:
         return np.asarray(np.einsum("ij,ij->i", self.centres, self.centres))
 
+    @cached_property
+    def _columns(self) -> NDArray[np.int64]:
+        """(sets, largest size) the columns of each set, of a smaller one with its first column again and again."""
+        starts, size, most = np.cumsum([0, *self.sizes[:-1]])[:, None], np.array(self.sizes)[:, None], max(self.sizes)
+        return np.where(np.arange(most) < size, starts + np.arange(most), starts)
+
     def nearest(self, x: Rows) -> tuple[NDArray[np.int64], Rows]:
         """(n, sets) each: the column of the nearest centre, and the distance to it."""
-        squares = self._squares - 2 * (x @ self.centres.T)
-        own, start = np.zeros((len(x), len(self.sizes)), np.int64), 0
-        for i, size in enumerate(self.sizes):
-            own[:, i] = squares[:, start : start + size].argmin(1) + start
-            start += size
+        if len(x) > ROWS:
+            parts = [self.nearest(x[start : start + ROWS]) for start in range(0, len(x), ROWS)]
+            return np.concatenate([own for own, _ in parts]), np.concatenate([distance for _, distance in parts])
+        squares, columns = self._squares - 2 * (x @ self.centres.T), self._columns
+        own = columns[np.arange(len(columns)), squares[:, columns].argmin(2)]
         length = np.einsum("ij,ij->i", x, x)[:, None]
-        return own, np.sqrt((np.take_along_axis(squares, own, 1) + length).clip(0))
+        return own, np.sqrt(np.maximum(squares[np.arange(len(x))[:, None], own] + length, 0))
 
     def of(self, x: Rows) -> Rows:
         """(n, Σk): membership, faded for texts far from any centre."""
         own, distance = self.nearest(x)
         found = np.zeros((len(x), len(self.centres)), np.float32)
-        faded = np.exp(-FAR * (distance / np.maximum(self.reach, 1e-9) - 1).clip(0))
-        np.put_along_axis(found, own, faded.astype(np.float32), 1)
+        faded = np.exp(-FAR * np.maximum(distance / np.maximum(self.reach, 1e-9) - 1, 0))
+        found[np.arange(len(x))[:, None], own] = faded
         return found
 
 
@@ -235,34 +245,46 @@ class ContextReader:
         return (self._raw(contexts)[0] - self.mean) * self.scale
 
     def _raw(self, contexts: Sequence[Context]) -> tuple[Rows, dict[str, tuple[int, int]]]:
-        n, blocks = len(contexts), list[tuple[str, Rows]]()
-        texts = list[tuple[str, Rows]]()
+        n, texts = len(contexts), list[tuple[str, Rows]]()
         if self.has_text:
             texts = self._text_blocks(read_texts(self.encoder, [self.text_of(context) for context in contexts]))
-        for key, known in self.categories.items():
-            place = {value: i for i, value in enumerate(known)}
-            table = np.zeros((n, len(known)), np.float32)
+        widths = self._widths + [(name, block.shape[1]) for name, block in texts]
+        ends = list(accumulate((width for _, width in widths), initial=0))
+        found, columns = np.zeros((n, ends[-1]), np.float32), iter(ends)
+        for key, place in self._places.items():
+            low = next(columns)
             for row, context in enumerate(contexts):
                 value = context.get(key, ())
                 for one in value if isinstance(value, tuple) else (value,):
                     if one in place:
-                        table[row, place[one]] = 1
-            lacking = [row for row, context in enumerate(contexts) if key not in context]
-            if lacking and key in self.guesses:
-                table[lacking] = _guess([block[lacking] for _, block in texts], self.guesses[key])
-            blocks.append((f"category {key}", table))
+                        found[row, low + place[one]] = 1
+            if key in self.guesses and (lacking := [row for row, one in enumerate(contexts) if key not in one]):
+                texts_of = [block[lacking] for _, block in texts]
+                found[lacking, low : low + len(place)] = _guess(texts_of, self.guesses[key])
         for key, (mean, deviation, edges) in self.numbers.items():
-            given = np.array([_number(context.get(key)) for context in contexts])
-            known = np.isfinite(given)
-            values = np.where(known, given, mean)
-            table = np.zeros((n, len(edges) + 3), np.float32)
-            table[:, 0] = np.clip((values - mean) / deviation, -3, 3)
-            table[np.arange(n), np.where(known, 1 + np.searchsorted(edges, values), len(edges) + 2)] = 1
-            blocks.append((f"number {key}", table))
-        blocks += texts
-        found = np.concatenate([np.zeros((n, 0), np.float32), *(table for _, table in blocks)], 1)
-        ends = np.cumsum([0, *(table.shape[1] for _, table in blocks)]).tolist()
-        return found, {name: (ends[i], ends[i + 1]) for i, (name, _) in enumerate(blocks)}
+            low = next(columns)
+            for row, context in enumerate(contexts):
+                value = context.get(key)
+                if isinstance(value, float) and math.isfinite(value):
+                    found[row, low] = min(3.0, max(-3.0, (value - mean) / deviation))
+                    found[row, low + 1 + bisect_left(edges, value)] = 1
+                else:
+                    found[row, low + len(edges) + 2] = 1
+        for low, (_, block) in zip(columns, texts, strict=False):
+            found[:, low : low + block.shape[1]] = block
+        return found, {name: (ends[i], ends[i + 1]) for i, (name, _) in enumerate(widths)}
+
+    @cached_property
+    def _places(self) -> dict[str, dict[str, int]]:
+        """By key of a category, the column of each value in its block."""
+        return {key: {value: i for i, value in enumerate(known)} for key, known in self.categories.items()}
+
+    @cached_property
+    def _widths(self) -> list[tuple[str, int]]:
+        """The blocks of categories and numbers with their columns: of a number its value, its bins, and whether it is
+        unknown."""
+        found = [(f"category {key}", len(known)) for key, known in self.categories.items()]
+        return found + [(f"number {key}", len(edges) + 3) for key, (_, _, edges) in self.numbers.items()]
 
     def _text_blocks(self, text: Text) -> list[tuple[str, Rows]]:
         joint = self.joint(text)
@@ -327,10 +349,6 @@ class ContextReader:
 
 
 TEXT_WEIGHTS = {"clusters": 1.0, "vectors": 0.3, "surface": 0.3, "words": 0.3}
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, float) else math.nan
 
 
 def fit_contexts(contexts: Sequence[Context], encoder: TextEncoder, *, seed: int = 0) -> tuple[ContextReader, Rows]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,14 @@ class Expectation:
         )
 
     def cost(self) -> Floats:
-        return self.other.get(COST, np.zeros_like(self.score))
+        return self.other[COST] if COST in self.other else np.zeros_like(self.score)
 
     def utility(self, weight: float, unit_usd: float) -> Floats:
         """(n, K): score and cost, weighed, with what whole tasks taught; between equals the cheaper."""
-        found: Floats = weight * self.score - (1 - weight + 1e-9) * self.cost() / unit_usd
-        return found + self.other.get(LEARNED, 0.0)
+        found: Floats = weight * self.score
+        if COST in self.other:
+            found -= (1 - weight + 1e-9) * self.other[COST] / unit_usd
+        return found + self.other[LEARNED] if LEARNED in self.other else found
 
     def careful(self, utility: Floats, weight: float) -> Floats:
         """The utility, less a standard error for options with few past outcomes, or none."""
@@ -108,6 +111,11 @@ class ChoiceModel:
     @property
     def kinds(self) -> tuple[str, ...]:
         return self.outcomes.kinds
+
+    @cached_property
+    def knows_little(self) -> bool:
+        """Whether an option has few past outcomes."""
+        return bool((self.outcomes.parts[0].count < FEW).any())
 
     def length(self, contexts: Sequence[Context]) -> Floats:
         return np.array([float(len(self.reader.text_of(context))) for context in contexts])
@@ -142,26 +150,27 @@ class ChoiceModel:
                 found[kind] = amount(found[kind], line, length)
         for kind in SHARES:
             if kind in found:
-                found[kind] = found[kind].clip(0, 1)
+                found[kind] = np.minimum(np.maximum(found[kind], 0), 1)
         if self.policy is not None:
             found[LEARNED] = self.policy.learned(features)
         count = self.outcomes.parts[0].count
-        error = self.outcomes.standard_error(features) if errors else np.full((len(features), len(count)), np.nan)
-        if offered is None:
-            return Expectation(score=found.pop(SCORE), error=error, other=found, count=count)
-        mixed = {kind: table @ offered.mix.T for kind, table in found.items()}
-        if COST in mixed:
-            mixed[COST] = mixed[COST] * offered.price
-        for kind, own in offered.declared.items():
-            if kind in mixed:
-                mixed[kind] = np.where(offered.is_new & np.isfinite(own), own, mixed[kind])
-        variance = np.square(error) @ np.square(offered.mix.T) + np.where(offered.is_new, self.between**2, 0)
-        return Expectation(
-            score=mixed.pop(SCORE),
-            error=np.sqrt(variance),
-            other=mixed,
-            count=np.where(offered.is_new, 0, offered.mix @ count),
-        )
+        error = self.outcomes.standard_error(features) if errors else None
+        if offered is not None:
+            if not offered.are_known:
+                found = {kind: table @ offered.mix.T for kind, table in found.items()}
+                count = np.where(offered.is_new, 0, offered.mix @ count)
+            if COST in found:
+                found[COST] = found[COST] * offered.price
+            if offered.has_new:
+                for kind, own in offered.declared.items():
+                    if kind in found:
+                        found[kind] = np.where(offered.is_new & np.isfinite(own), own, found[kind])
+            if error is not None:
+                between = np.where(offered.is_new, self.between**2, 0)
+                error = np.sqrt(np.square(error) @ np.square(offered.mix.T) + between)
+        if error is None:
+            error = np.full((len(features), len(count)), np.nan)
+        return Expectation(score=found.pop(SCORE), error=error, other=found, count=count)
 
     def weight_within(self, cost_usd: float, offered: Offered | None = None) -> float:
         """The quality weight of highest expected score at which choices among these options cost at most this on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -29,6 +30,15 @@ class Offered:
     mix: Floats  # (n, K): the known option, or the mixture that a new one is like
     price: Floats  # (n,) list prices, as multiples of those of the most similar known option
     declared: Mapping[str, Floats]  # by kind of outcome, (n,) what an option says of itself; nan where it does not
+
+    @cached_property
+    def has_new(self) -> bool:
+        return bool(self.is_new.any())
+
+    @cached_property
+    def are_known(self) -> bool:
+        """Whether they are the known ones, in their order: what is expected of those needs no mixing."""
+        return not self.has_new and np.array_equal(self.mix, np.eye(self.mix.shape[1]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from etude.contracts.policy import SAMPLED
 from etude.contracts.suggestions import nearest
 from etude.learning.artefact import Artefact
 from etude.learning.explore import Explore, probabilities
-from etude.learning.outcome_model import FEW
 from etude.problems.choice.contexts import Context, read_context
 from etude.problems.choice.model import ChoiceModel, Expectation
 from etude.problems.choice.options import Offered
@@ -46,15 +45,21 @@ class Scored:
 
     values: Sequence[Any]  # as they were offered, in JSON
     options: tuple[Option, ...]
-    expectation: Expectation  # of one context
+    together: Expectation  # of all contexts that were computed together
+    row: int  # of the one that this is about
     utility: Floats  # (K,)
     probability: Floats  # (K,) 0 where masked
     masked: Mapping[str, str]  # reason by name
 
-    def free(self) -> list[Any]:
-        """The options that may be chosen, in JSON."""
+    @property
+    def expectation(self) -> Expectation:
+        """Of one context."""
+        return self.together.row(self.row)
+
+    def free(self) -> Sequence[Any]:
+        """The options that may be chosen, in JSON; the same object where they are those that were offered."""
         if not self.masked:
-            return list(self.values)
+            return self.values
         return [value for value, one in zip(self.values, self.options, strict=True) if one.name not in self.masked]
 
     def expected(self) -> dict[str, Expected]:
@@ -175,7 +180,7 @@ class ChoicePolicy:
         return [self._answer(request, one) for request, one in zip(requests, scored, strict=True)]
 
     def _answer(self, request: DecisionRequest, scored: Scored) -> Decision | NoOptionError:
-        if not scored.probability.sum() > 0:
+        if not scored.probability.any():
             names: dict[str, list[str]] = {}
             for name, reason in scored.masked.items():
                 names.setdefault(reason, []).append(name)
@@ -223,22 +228,26 @@ class ChoicePolicy:
         given = [read_context(context) for context in contexts]
         offered = None if options is None else self.offer(options)
         known = self.options if offered is None else offered.options
-        expectation = self.model.expect(given, offered, errors=errors or self._needs_errors(offered))
+        needs_errors = self._needs_errors(offered)
+        expectation = self.model.expect(given, offered, errors=errors or needs_errors)
         weight = self.quality_weight(preferences, offered)
         utility = expectation.utility(weight, self.model.unit_usd)  # (n, K)
-        rated = expectation.careful(utility, weight) if self.explore == "none" else utility
+        rated = expectation.careful(utility, weight) if needs_errors and self.explore == "none" else utility
         ruled_out, is_limited = self._ruled_out(offered, preferences)
+        values = list(self.model.table.names) if offered is None else offered.values
         for i, context in enumerate(given):
-            own = expectation.row(i)
-            masked = (
-                masks(known, partial(self._chars, context), own, preferences, ruled_out) if is_limited else ruled_out
-            )
+            masked = ruled_out
+            if is_limited:
+                masked = masks(known, partial(self._chars, context), expectation.row(i), preferences, ruled_out)
             yield Scored(
-                values=self.model.table.names if offered is None else offered.values,
+                values=values,
                 options=known,
-                expectation=own,
+                together=expectation,
+                row=i,
                 utility=utility[i],
-                probability=self._probability(rated[i], weight * own.error[0], own.count, masked, known),
+                probability=self._probability(
+                    rated[i], weight * expectation.error[i], expectation.count, masked, known
+                ),
                 masked=masked,
             )
 
@@ -248,28 +257,32 @@ class ChoicePolicy:
     def _needs_errors(self, offered: Offered | None) -> bool:
         """Whether probabilities depend on standard errors."""
         if self.explore == "none":  # they lower options of which little is known
-            few = bool((self.model.outcomes.parts[0].count < FEW).any())
-            return few or (offered is not None and bool(offered.is_new.any()))
+            return self.model.knows_little or (offered is not None and offered.has_new)
         return self.explore == "thompson"
 
     def _probability(
         self, utility: Floats, error: Floats, count: Floats, masked: Mapping[str, str], known: Sequence[Option]
     ) -> Floats:
         """(K,)."""
-        free = np.array([option.name not in masked for option in known]) if masked else np.ones(len(known), bool)
-        found = np.zeros(len(known))
-        if not free.any():
-            return found
-        learned, trust = self.model.policy, np.where(count > 0, self.config.posterior_scale, 1.0)
-        found[free] = probabilities(
-            utility[free],
-            (trust * error)[free],
+        if self.explore == "thompson":
+            error = np.where(count > 0, self.config.posterior_scale, 1.0) * error
+        if not masked:
+            return self._explored(utility, error)
+        free, found = np.array([option.name not in masked for option in known]), np.zeros(len(known))
+        if free.any():
+            found[free] = self._explored(utility[free], error[free])
+        return found
+
+    def _explored(self, utility: Floats, error: Floats) -> Floats:
+        learned = self.model.policy
+        return probabilities(
+            utility,
+            error,
             explore="softmax" if learned is not None and self.explore != "none" else self.explore,
             epsilon=self.config.epsilon,
             temperature=self.config.temperature if learned is None else learned.temperature,
             price=self.config.price,
         )
-        return found
 
     @cached_property
     def _ruled_out(self) -> Callable[[Offered | None, Preferences], tuple[Mapping[str, str], bool]]:
@@ -342,9 +355,12 @@ def _too_much(option: Option, kind: str, expected: float | None, limit: float) -
 
 def _draw(probability: Floats, seed: int) -> int:
     """An index with these probabilities."""
+    best = int(probability.argmax())
+    if probability[best] == 1:
+        return best
     at = int(np.searchsorted(np.cumsum(probability), random.Random(seed).random() * probability.sum(), side="right"))
     at = min(at, len(probability) - 1)
-    return at if probability[at] > 0 else int(probability.argmax())
+    return at if probability[at] > 0 else best
 
 
 def load(artefact: Artefact, *, explore: Explore | None = None) -> ChoicePolicy:

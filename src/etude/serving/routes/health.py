@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
@@ -17,9 +18,11 @@ from etude.contracts.query import Where
 from etude.contracts.subjects import TRAJECTORIES
 from etude.experience.ingest import GROUP as INGEST
 from etude.serving.access import needs
-from etude.serving.errors import refusals
+from etude.serving.errors import refusals, without_folders
 from etude.serving.keys import Role
 from etude.serving.server import Server
+
+log = logging.getLogger("etude")
 
 HEARTBEAT_S = 60.0
 """Seconds without a beat of the background work after which the process is not ready."""
@@ -75,15 +78,16 @@ async def found_ready(server: Server) -> Ready:
     return Ready(
         status="ready" if fine else "not ready",
         checks=checks,
-        warnings={name: text for name, text in warnings.items() if text},
+        warnings={name: without_folders(text) for name, text in warnings.items() if text},
     )
 
 
 def _checked(check: Callable[[Server], str], server: Server) -> str:
     try:
-        return check(server) or "ok"
+        return without_folders(check(server)) or "ok"
     except (EtudeError, OSError) as error:
-        return str(error)
+        log.error("not ready: %s", error)
+        return without_folders(str(error))
 
 
 def _phase(server: Server) -> str:
@@ -150,7 +154,8 @@ def _loop(server: Server) -> str:
         if server.installation.loop_runs():
             return ""
     except EtudeError as error:
-        return str(error)
+        log.error("whether the loop runs is not known: %s", error)
+        return without_folders(str(error))
     return "no process runs the loop, so nothing is trained or released: see the log, or start `etude loop run`"
 
 
