@@ -138,7 +138,9 @@ def refusal(scope: HTTPScope, error: Exception) -> tuple[int, dict[str, str], by
         template, named = scope.get("path_template", ""), {"request_id": request_id}
         said = (request_id, scope["method"], template, detail)
         log.error("request %s: %s %s: %s", *said, exc_info=unexpected, extra=named)
-    problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=shown, request_id=request_id, errors=fields)
+    problem = Problem(
+        title=HTTPStatus(status).phrase, status=status, detail=shown, request_id=request_id, errors=fields
+    )
     if isinstance(error, NotFoundException):  # perhaps of OpenAI's API, whose clients show nothing else
         more = {"error": {"message": shown, "type": "invalid_request_error", "param": None, "code": "unknown_url"}}
         return status, headers, msgspec.json.encode(msgspec.to_builtins(problem) | more)
