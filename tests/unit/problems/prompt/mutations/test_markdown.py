@@ -77,6 +77,7 @@ def code_and_links(tokens: Sequence[Token]) -> list[str]:
 @settings(max_examples=300, deadline=None)
 def test_code_and_links_of_any_markup(text: str) -> None:
     references = {"REF": {"href": "u", "title": ""}, "A": {"href": "b", "title": ""}}
+    text = text.replace("\r\n", "\n")  # as blocks hold it
     (expected,) = EVERYTHING.parseInline(text, {"references": references})
     tokens, spans = inline_tokens(text, references)
     assert code_and_links(tokens) == code_and_links(expected.children or ())
