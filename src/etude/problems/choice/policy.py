@@ -224,9 +224,8 @@ class ChoicePolicy:
         if self.model.policy is not None or self.explore == "softmax":
             spread = np.exp((utility - utility.max(1, keepdims=True)) / self._temperature)
             return np.asarray(spread / spread.sum(1, keepdims=True))
-        best = np.eye(utility.shape[1])[utility.argmax(1)]
         share = self.config.epsilon if self.explore == "epsilon" else 0.0
-        return (1 - share) * best + share / utility.shape[1]
+        return np.asarray((1 - share) * np.eye(utility.shape[1])[utility.argmax(1)] + share / utility.shape[1])
 
     @property
     def _temperature(self) -> float:
