@@ -172,18 +172,23 @@ class ChoiceModel:
             error = np.full((len(features), len(count)), np.nan)
         return Expectation(score=found.pop(SCORE), error=error, other=found, count=count)
 
-    def weight_within(self, cost_usd: float, offered: Offered | None = None) -> float:
+    def weight_within(
+        self, cost_usd: float, offered: Offered | None = None, explored: Callable[[Floats], Floats] | None = None
+    ) -> float:
         """The quality weight of highest expected score at which choices among these options cost at most this on
-        average, in past contexts and at today's prices; if none does, the cheapest."""
+        average, in past contexts and at today's prices; if none does, the cheapest. `explored` gives the probabilities
+        of options (n, K) from their utilities, where choices are sampled."""
         known = self.frontier
-        if offered is None or not len(known.features):
+        if not len(known.features) or (offered is None and explored is None):
             return known.weight_within(cost_usd)
         expected = self._expect(known.features, lambda: known.length, offered)
         cost, rows = expected.cost(), np.arange(len(known.features))
 
         def is_within(weight: float) -> bool:
-            pick = expected.careful(expected.utility(weight, self.unit_usd), weight).argmax(1)
-            return bool(cost[rows, pick].mean() <= cost_usd)
+            utility = expected.utility(weight, self.unit_usd)
+            if explored is not None:
+                return bool((explored(utility) * cost).sum(1).mean() <= cost_usd)
+            return bool(cost[rows, expected.careful(utility, weight).argmax(1)].mean() <= cost_usd)
 
         low, high = 0.0, 1.0  # both the expected score and the cost rise with the weight
         if is_within(high):

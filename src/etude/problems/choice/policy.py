@@ -215,7 +215,22 @@ class ChoicePolicy:
         limit, weight = self.config.max_mean_cost_usd, self.config.quality_weight
         if limit is None:
             return lambda offered: weight
-        return lru_cache(OFFERS)(lambda offered: min(weight, self.model.weight_within(limit, offered)))
+        explored = None if self.explore == "none" else self._sampled_as
+        return lru_cache(OFFERS)(lambda offered: min(weight, self.model.weight_within(limit, offered, explored)))
+
+    def _sampled_as(self, utility: Floats) -> Floats:
+        """(n, K) about the probabilities of options, for many contexts: exact for `epsilon` and `softmax`; the others
+        explore little and seldom what is far from the best, which counts alone."""
+        if self.model.policy is not None or self.explore == "softmax":
+            spread = np.exp((utility - utility.max(1, keepdims=True)) / self._temperature)
+            return np.asarray(spread / spread.sum(1, keepdims=True))
+        share = self.config.epsilon if self.explore == "epsilon" else 0.0
+        return np.asarray((1 - share) * np.eye(utility.shape[1])[utility.argmax(1)] + share / utility.shape[1])
+
+    @property
+    def _temperature(self) -> float:
+        learned = self.model.policy
+        return self.config.temperature if learned is None else learned.temperature
 
     def score(self, context: Any, options: Sequence[Any] | None, preferences: Preferences) -> Scored:
         """What is expected of each option, and with which probability it is chosen."""
@@ -274,13 +289,13 @@ class ChoicePolicy:
         return found
 
     def _explored(self, utility: Floats, error: Floats) -> Floats:
-        learned = self.model.policy
+        is_learned = self.model.policy is not None and self.explore != "none"
         return probabilities(
             utility,
             error,
-            explore="softmax" if learned is not None and self.explore != "none" else self.explore,
+            explore="softmax" if is_learned else self.explore,
             epsilon=self.config.epsilon,
-            temperature=self.config.temperature if learned is None else learned.temperature,
+            temperature=self._temperature,
             price=self.config.price,
         )
 

@@ -40,7 +40,8 @@ def _prompt(line: bytes, where: str) -> Prompt:
         raise DataError(f"{where} is no JSON ({error}): expected a text, or an object with prompt") from error
     prompt = read.get("prompt") if isinstance(read, dict) else read
     if not isinstance(prompt, str | list):
-        raise DataError(f"{where} is {line[:MAX_SHOWN]!r}: expected a text, or an object with prompt")
+        shown = line[:MAX_SHOWN].decode(errors="replace")
+        raise DataError(f"{where} is {shown}: expected a text, or an object with prompt")
     try:
         texts(prompt)
     except DataError as error:

@@ -16,6 +16,7 @@ from etude.contracts.decision import Decision, DecisionRequest, NoOptionError, P
 from etude.contracts.errors import CheckpointError, ConfigError, DataError
 from etude.contracts.option import Option
 from etude.learning.artefact import Artefact, write_artefact
+from etude.learning.explore import Explore
 from etude.problems.choice.fit import fit_choice
 from etude.problems.choice.model import ChoiceModel, Expectation, Frontier
 from etude.problems.choice.options import make_table, price_ratio
@@ -569,6 +570,33 @@ def test_a_limit_of_the_mean_cost_holds_among_options_that_appear_and_at_new_pri
     nothing = ChoicePolicy(model=model, config=ChoiceConfig(max_mean_cost_usd=1e-9), artefact_version="v")
     assert nothing.quality_weight(Preferences(), nothing.offer(known)) == 0.0
     assert unlimited.quality_weight(Preferences(), unlimited.offer(known)) == 1.0
+
+
+@pytest.mark.parametrize("explore", ["epsilon", "softmax", "thompson", "priced"])
+def test_a_limit_of_the_mean_cost_counts_what_is_explored_and_options_that_are_new(
+    model: ChoiceModel, explore: Explore
+) -> None:
+    """A policy that explores takes new options without the caution of one that does not."""
+    limit = 0.5 * (model.frontier.cost_usd.min() + model.frontier.cost_usd.max())
+    limited, unlimited = (
+        ChoicePolicy(
+            model=model,
+            config=ChoiceConfig(max_mean_cost_usd=most, epsilon=0.2, temperature=0.3),
+            artefact_version="v",
+            explore=explore,
+        )
+        for most in (limit, None)
+    )
+    new = {"name": "another poet", "description": OPTIONS["poet"]["description"], "cost_usd": 1.5 * limit}
+    texts = [row.context for row in make_rows(100, seed=5)]
+
+    def cost(policy: ChoicePolicy, options: list[dict[str, Any]]) -> float:
+        scored = [policy.score(text, options, Preferences()) for text in texts]
+        return float(np.mean([one.expectation.cost()[0] @ one.probability for one in scored]))
+
+    for options in (list(OFFER), [new, *OFFER]):
+        assert cost(unlimited, options) > limit
+        assert cost(limited, options) <= 1.1 * limit
 
 
 # Many at a time

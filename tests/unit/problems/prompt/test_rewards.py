@@ -51,7 +51,7 @@ def test_a_file_has_texts_and_objects_and_no_prompt_twice(tmp_path: Path) -> Non
     ("line", "message"),
     [
         ("{", "line 1 is no JSON"),
-        ("3", "line 1 is b'3'"),
+        ("3", "line 1 is 3: expected"),
         ('{"text": "a"}', "expected a text, or an object with prompt"),
         ('{"prompt": ""}', "line 1: the prompt is empty"),
         ('[{"content": 3}]', "line 1: message 0 of the prompt"),
