@@ -316,13 +316,13 @@ def test_an_interrupted_ingest_is_taken_up_again(capsys: pytest.CaptureFixture[s
     process = subprocess.Popen([*COMMAND, "ingest", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and taken() < 200:
         time.sleep(0.005)
-    for _ in range(8):  # an interrupt in the middle of freeing an object is lost: a person presses the keys again
+    for _ in range(40):  # an interrupt in the middle of freeing an object is lost: a person presses the keys again
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
+            process.wait(timeout=0.2)
             break
     _, errors = process.communicate(timeout=240)
-    assert process.returncode == 130
+    assert process.returncode in (130, -signal.SIGINT)  # pressed again, they end it while it exits
     assert b"Traceback" not in errors
     before = taken()
     assert 0 < before < 16000

@@ -31,12 +31,12 @@ from tests.unit.problems.prompt.test_judged import SMALL
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("runs") / "prompt"
-    return etude.train("prompt", out=out, prompts=60, settings={**SMALL, "prompt_outcomes.epochs": 6})
+    return etude.train("prompt", out=out, prompts=300, settings={**SMALL, "prompt_outcomes.epochs": 6})
 
 
 def test_a_run_learns_and_is_resumed_with_the_same_weights(trained: Any, tmp_path: Path) -> None:
     assert max(trained.scores) > trained.scores[0]
-    again = etude.train("prompt", out=tmp_path / "b", prompts=60, settings={**SMALL, "prompt_outcomes.epochs": 6})
+    again = etude.train("prompt", out=tmp_path / "b", prompts=300, settings={**SMALL, "prompt_outcomes.epochs": 6})
     assert again.artefact().version == trained.artefact().version
 
 
