@@ -2,7 +2,7 @@
 
     cd clients/typescript && npm ci && npm run build
     python benchmarks/typescript_latency.py --folder DIR --learn     # half a minute: the policy
-    python benchmarks/typescript_latency.py --folder DIR             # a minute, on a machine that does nothing else
+    python benchmarks/typescript_latency.py --folder DIR             # two minutes, on a machine that does nothing else
 
 A choice among 20 options whose text is read by the fast encoder, by a policy that learned from 1,500 decisions; each
 decision is on disk, synced, before its answer. The server has core 0, Node core 1. Latencies at a rate are from when a
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the policy is")
     parser.add_argument("--learn", action="store_true", help="make the policy, and measure nothing")
     parser.add_argument("--requests", type=int, default=3000, help="decisions one by one")
-    parser.add_argument("--seconds", type=int, default=10, help="seconds at the rate")
+    parser.add_argument("--seconds", type=int, default=30, help="seconds at the rate")
     parser.add_argument("--rate", type=int, default=100, help="decisions per second")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
