@@ -1,7 +1,7 @@
 """Ten cycles of the loop in a world that drifts, learning only from what its own traffic logged.
 
     python benchmarks/loop_cycles.py choice --seed 0 --out cycles/choice-0.json      # one seed
-    python benchmarks/loop_cycles.py workflow --seed 0 --out cycles/workflow-0.json  # 18 ms of CPU time per execution
+    python benchmarks/loop_cycles.py workflow --seed 0 --out cycles/workflow-0.json  # 11 ms of CPU time per execution
     python benchmarks/loop_cycles.py merge cycles/*.json                             # writes the results file
 
 A seed is one process on one core. It keeps its files in a folder next to `--out`, and continues with the next cycle

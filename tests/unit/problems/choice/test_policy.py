@@ -587,7 +587,7 @@ def test_a_limit_of_the_mean_cost_counts_what_is_explored_and_options_that_are_n
         )
         for most in (limit, None)
     )
-    new = {"name": "another poet", "description": OPTIONS["poet"]["description"], "cost_usd": 1.5 * limit}
+    new = {"name": "another poet", "description": OPTIONS["poet"]["description"], "cost_usd": 5 * limit}
     texts = [row.context for row in make_rows(100, seed=5)]
 
     def cost(policy: ChoicePolicy, options: list[dict[str, Any]]) -> float:
